@@ -1,0 +1,1 @@
+"""Device code of trtspec: nothing here imports the rest of the package."""

@@ -1,0 +1,175 @@
+"""Stands in for TensorRT's runtime and CUDA on a machine without a GPU, and records what it was asked to do.
+
+Its one graph is: hidden_states = 2 * inputs_embeds; every KV cache gets the call's number in its first element.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+from enum import Enum
+
+import torch
+
+from trtspec.engine.tensorrt_build import Profile
+from trtspec.tensors import HIDDEN_STATES, INPUTS_EMBEDS, GraphSpec
+
+
+class DataType(Enum):
+    FLOAT, INT64, BOOL = range(3)
+
+
+DTYPES = {"float32": DataType.FLOAT, "int64": DataType.INT64, "bool": DataType.BOOL}
+
+
+class FakeContext:
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self.memory: tuple[int, int] | None = None
+        self.profile: int | None = None
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        self.memory = (address, size)
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        self.profile = index
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        assert self.profile is not None
+        self.shapes[name] = shape
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        assert address
+        self.addresses[name] = address
+        return True
+
+    def infer_shapes(self) -> list[str]:
+        spec = self.engine.spec
+        return [t.name for t in spec.inputs if t.name not in self.shapes and any(isinstance(a, str) for a in t.axes)]
+
+    def execute_async_v3(self, stream: int) -> bool:
+        self.engine.calls.append(self)
+        if not self.engine.capturing:
+            self.execute()
+        return self.engine.succeeds
+
+    def execute(self) -> None:
+        spec = self.engine.spec
+        self.engine.executions += 1
+        assert self.addresses.keys() == {t.name for t in (*spec.inputs, *spec.outputs)}
+        elements = torch.Size(self.shapes[INPUTS_EMBEDS]).numel()
+        memory = ctypes.c_float * elements
+        source = memory.from_address(self.addresses[INPUTS_EMBEDS])
+        destination = memory.from_address(self.addresses[HIDDEN_STATES])
+        for index in range(elements):
+            destination[index] = 2 * source[index]
+        for output, past in spec.aliases.items():
+            assert self.addresses[output] == self.addresses[past]
+            ctypes.c_float.from_address(self.addresses[output]).value = self.engine.executions
+
+
+class FakeEngine:
+    device_memory_size_v2 = 4096
+
+    def __init__(self, spec: GraphSpec, profiles: tuple[Profile, ...]) -> None:
+        self.spec = spec
+        self.profiles = profiles
+        self.tensors = {t.name: t for t in (*spec.inputs, *spec.outputs)}
+        self.num_io_tensors = len(self.tensors)
+        self.num_optimization_profiles = len(profiles)
+        self.calls: list[FakeContext] = []
+        self.contexts: list[FakeContext] = []
+        self.capturing = False
+        self.executions = 0
+        self.succeeds = True
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self.tensors)[index]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "INPUT" if name in {t.name for t in self.spec.inputs} else "OUTPUT"
+
+    def get_tensor_dtype(self, name: str) -> DataType:
+        return DTYPES[self.tensors[name].dtype]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(-1 if isinstance(axis, str) else axis for axis in self.tensors[name].axes)
+
+    def get_tensor_location(self, name: str) -> str:
+        return "DEVICE"
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self.spec.aliases.get(name)
+
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+        sizes = self.profiles[profile].sizes
+        return [self.tensors[name].shape({axis: sizes[axis][bound] for axis in sizes}) for bound in range(3)]
+
+    def create_execution_context(self, strategy: str) -> FakeContext:
+        assert strategy == "USER_MANAGED"
+        self.contexts.append(FakeContext(self))
+        return self.contexts[-1]
+
+
+class FakeStream:
+    cuda_stream = 7
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class FakeGraph:
+    def __init__(self) -> None:
+        self.context: FakeContext | None = None
+        self.was_reset = False
+
+    def replay(self) -> None:
+        assert self.context is not None and not self.was_reset
+        self.context.execute()
+
+    def reset(self) -> None:
+        self.was_reset = True
+
+
+def install(monkeypatch, engine: FakeEngine | None, module_path: str) -> list[FakeGraph]:
+    """Put the fakes in the place of TensorRT and CUDA; returns the graphs that get captured."""
+    graphs: list[FakeGraph] = []
+    fake = types.SimpleNamespace(
+        __version__="0.0",
+        Runtime=lambda logger: types.SimpleNamespace(deserialize_cuda_engine=lambda data: engine),
+        TensorIOMode=types.SimpleNamespace(INPUT="INPUT", OUTPUT="OUTPUT"),
+        TensorLocation=types.SimpleNamespace(DEVICE="DEVICE"),
+        ExecutionContextAllocationStrategy=types.SimpleNamespace(USER_MANAGED="USER_MANAGED"),
+    )
+
+    @contextlib.contextmanager
+    def capture(graph, stream, capture_error_mode):
+        assert engine is not None
+        engine.capturing = True
+        yield
+        engine.capturing = False
+        graph.context = engine.calls[-1]
+        graphs.append(graph)
+
+    monkeypatch.setattr(f"{module_path}.load_tensorrt", lambda runtime: fake)
+    monkeypatch.setattr(f"{module_path}.cuda_problem", lambda: None)
+    errors = types.SimpleNamespace(take_errors=lambda: ["the reason"])
+    monkeypatch.setattr(f"{module_path}.tensorrt_logger", lambda runtime: errors)
+    for name, value in {
+        "Stream": lambda device: FakeStream(),
+        "current_stream": lambda device: FakeStream(),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "device": lambda device: contextlib.nullcontext(),
+        "graph": capture,
+        "CUDAGraph": FakeGraph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return graphs

@@ -1,0 +1,5 @@
+"""`python -m trtspec`."""
+
+from trtspec.cli.main import main
+
+main()

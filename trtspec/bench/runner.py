@@ -1,0 +1,196 @@
+"""Methods side by side on the same prompts, interleaved prompt by prompt so that drift hits all alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from trtspec.config import SamplingParams, SpeculationConfig
+from trtspec.decode.stats import Stats
+from trtspec.session import Completion, Prompt, Session
+
+OUTSIDE_ENGINES = ("ngram", "merge", "accept", "commit", "host")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one method made of one group of prompts: token ids per prompt, and the seconds for all."""
+
+    token_ids: list[list[int]]
+    seconds: float
+    stats: Stats = field(default_factory=Stats)
+
+
+class Contender(Protocol):
+    """Something that completes a group of tokenized prompts."""
+
+    name: str
+
+    def complete(self, prompts: Seq[list[int]], sampling: SamplingParams) -> Output:
+        """Complete the prompts greedily."""
+        ...
+
+
+class SessionMethod:
+    """A drafting method of a session."""
+
+    def __init__(self, session: Session, speculation: SpeculationConfig) -> None:
+        assert speculation.method is not None
+        self.name = speculation.method
+        self._session = session
+        self._speculation = speculation
+
+    def complete(self, prompts: Seq[list[int]], sampling: SamplingParams) -> Output:
+        """Complete the prompts as one batch."""
+        group: Seq[Prompt] = prompts
+        completions = self._session.generate(group, sampling, self._speculation)
+        stats = Stats()
+        for completion in completions:
+            stats.add(completion.stats)
+        return Output([c.token_ids for c in completions], _wall_seconds(completions), stats)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a method's tokens leave the baseline's."""
+
+    method: str
+    prompt_id: str
+    position: int
+    """Index in the generated tokens."""
+    expected: int | None
+    found: int | None
+    logit_gap: float | None
+    """How much more the target favours the one token over the other there; tiny gaps are rounding."""
+
+
+@dataclass
+class MethodResult:
+    """One method's figures over all groups; `seconds` holds each group's median over the repeats."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    tokens: int = 0
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens by the seconds from prompt to last token, prefill included."""
+        return self.tokens / sum(self.seconds)
+
+    def to_json(self, baseline: MethodResult) -> dict[str, Any]:
+        """The method's row of the report."""
+        metrics = self.stats.metrics()
+        outside = sum(metrics["stage_ms"][stage] for stage in OUTSIDE_ENGINES)
+        step_total = sum(metrics["stage_ms"].values()) - metrics["stage_ms"]["prefill"]
+        steps = self.stats.steps
+        return {
+            "method": self.name,
+            "tokens": self.tokens,
+            "seconds": sum(self.seconds),
+            "tokens_per_second": self.tokens_per_second,
+            "speedup": self.tokens_per_second / baseline.tokens_per_second,
+            "step_ms": step_total / steps if steps else None,
+            "outside_engines_ms_per_step": outside / steps if steps else None,
+            "outside_engines_share": outside / step_total if step_total else None,
+            "metrics": metrics if steps else None,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods' results, the first of `methods` being the baseline that the others are compared with."""
+
+    methods: list[MethodResult]
+    differences: list[Difference]
+    num_prompts: int
+    settings: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `trtspec bench --json`."""
+        return {
+            "settings": dict(self.settings),
+            "prompts": self.num_prompts,
+            "baseline": self.methods[0].name,
+            "lossless": not self.differences,
+            "methods": [result.to_json(self.methods[0]) for result in self.methods],
+            "differences": [vars(difference) for difference in self.differences],
+        }
+
+
+def compare(
+    session: Session,
+    contenders: Seq[Contender],
+    prompts: Seq[tuple[str, list[int]]],
+    sampling: SamplingParams,
+    *,
+    batch_size: int = 1,
+    repeats: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Run every contender on every group of prompts, `repeats` times, after one untimed warm-up group.
+
+    Args:
+        session: answers what the target thinks of two tokens where outputs differ.
+        contenders: the first is the baseline.
+        prompts: (id, token ids).
+        progress: called with groups done and all groups.
+    """
+    groups = [prompts[at : at + batch_size] for at in range(0, len(prompts), batch_size)]
+    results = [MethodResult(contender.name) for contender in contenders]
+    differences: list[Difference] = []
+    warm_up = replace(sampling, max_new_tokens=min(16, sampling.max_new_tokens))
+    for contender in contenders:
+        contender.complete([ids for _, ids in groups[0]], warm_up)
+    for done, group in enumerate(groups):
+        outputs = _run_group(contenders, [ids for _, ids in group], sampling, repeats, first=done)
+        for result, runs in zip(results, outputs, strict=True):
+            result.seconds.append(statistics.median(run.seconds for run in runs))
+            result.tokens += sum(len(ids) for ids in runs[0].token_ids)
+            result.stats.add(runs[0].stats)
+        for result, runs in zip(results[1:], outputs[1:], strict=True):
+            differences += _differences(session, result.name, group, outputs[0][0], runs[0])
+        if progress:
+            progress(done + 1, len(groups))
+    return Comparison(results, differences, len(prompts), settings or {})
+
+
+def _run_group(
+    contenders: Seq[Contender], prompts: list[list[int]], sampling: SamplingParams, repeats: int, first: int
+) -> list[list[Output]]:
+    """Each contender's outputs; the order rotates, so that none always runs on what another left in the caches."""
+    outputs: list[list[Output]] = [[] for _ in contenders]
+    for repeat in range(repeats):
+        for turn in range(len(contenders)):
+            index = (first + repeat + turn) % len(contenders)
+            outputs[index].append(contenders[index].complete(prompts, sampling))
+    return outputs
+
+
+def _differences(
+    session: Session, method: str, group: Seq[tuple[str, list[int]]], expected: Output, found: Output
+) -> list[Difference]:
+    differences = []
+    for (prompt_id, prompt), left, right in zip(group, expected.token_ids, found.token_ids, strict=True):
+        if left == right:
+            continue
+        position = next(
+            (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+        )
+        a = left[position] if position < len(left) else None
+        b = right[position] if position < len(right) else None
+        gap = None
+        if a is not None and b is not None:
+            logits = session.next_logits(prompt + left[:position])
+            gap = float(logits[a] - logits[b])
+        differences.append(Difference(method, prompt_id, position, a, b, gap))
+    return differences
+
+
+def _wall_seconds(completions: list[Completion]) -> float:
+    """From the first request's start to the last one's end; they start together."""
+    return max(completion.seconds for completion in completions)

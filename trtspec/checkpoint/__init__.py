@@ -1,0 +1,1 @@
+"""Reading model checkpoints: configuration, weights by name, tokenizer."""

@@ -1,0 +1,181 @@
+"""`trtspec bench`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from tqdm import tqdm
+
+from trtspec.bench.datasets import BUILT_IN, load_dataset
+from trtspec.cli.run import SPECULATION
+from trtspec.config import METHODS, OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
+from trtspec.errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    from trtspec.bench.runner import Comparison, Contender
+    from trtspec.session import Session
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--dataset", required=True, help=f"{' or '.join(BUILT_IN)}, or a JSONL file with `turns` or `prompt`.")
+@click.option(
+    "--methods", default=",".join(METHODS), show_default=True, help="Drafting methods; the first is the base."
+)
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts at once.")
+@click.option("--limit", type=click.IntRange(min=1), help="Prompts to use.  [default: all]")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each; medians count."
+)
+@click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Tokens to generate at most.")
+@click.option("--ngram-min", default=SPECULATION.ngram_min, show_default=True, help="Shortest match that drafts.")
+@click.option("--ngram-max", default=SPECULATION.ngram_max, show_default=True, help="Longest match looked for.")
+@click.option("--ngram-tokens", default=SPECULATION.ngram_tokens, show_default=True, help="Draft tokens at most.")
+@click.option(
+    "--ngram-occurrence",
+    type=click.Choice(OCCURRENCES),
+    default=SPECULATION.ngram_occurrence,
+    show_default=True,
+    help="Which of several equally long matches.",
+)
+@click.option("--compare", type=click.Choice(["hf"]), help="Also run Hugging Face generate, plain and prompt lookup.")
+@click.option("--runtime", type=click.Choice(RUNTIMES), help="Runtime.  [default: the first of DIR's usable here]")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one per core]")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
+def bench(
+    directory: Path,
+    dataset: str,
+    methods: str,
+    batch_size: int,
+    limit: int | None,
+    repeats: int,
+    max_new_tokens: int,
+    ngram_min: int,
+    ngram_max: int,
+    ngram_tokens: int,
+    ngram_occurrence: str,
+    compare: str | None,
+    runtime: str | None,
+    threads: int | None,
+    json_file: Path | None,
+) -> None:
+    """Measure the drafting methods of DIR on a dataset, in one process, and check that none changes a token."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"--methods {methods!r}: give each method once, separated by commas")
+    speculations = [SpeculationConfig(name, ngram_min, ngram_max, ngram_tokens, ngram_occurrence) for name in names]
+    sampling = SamplingParams(max_new_tokens)
+    if json_file and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
+    prompts = load_dataset(dataset, limit)
+
+    from trtspec.bench.runner import SessionMethod
+    from trtspec.bench.runner import compare as run_comparison
+    from trtspec.session import Session
+
+    with Session.open(directory, runtime=runtime, threads=threads) as session:
+        encoded = [(prompt.id, _encode(session, prompt, max_new_tokens)) for prompt in prompts]
+        contenders: list[Contender] = [SessionMethod(session, speculation) for speculation in speculations]
+        if compare:
+            contenders += _huggingface(session, ngram_tokens)
+        settings = {
+            "dataset": dataset,
+            "batch_size": batch_size,
+            "repeats": repeats,
+            "max_new_tokens": max_new_tokens,
+            "ngram_min": ngram_min,
+            "ngram_max": ngram_max,
+            "ngram_tokens": ngram_tokens,
+            "ngram_occurrence": ngram_occurrence,
+            "target": session.engine_dir.target.name,
+            "runtime": session.runtime,
+            "dtype": session.engine_dir.dtype,
+        }
+        with tqdm(total=len(encoded), disable=not sys.stderr.isatty(), unit="group", leave=False) as bar:
+
+            def progress(done: int, total: int) -> None:
+                bar.total, bar.n = total, done
+                bar.refresh()
+
+            result = run_comparison(
+                session,
+                contenders,
+                encoded,
+                sampling,
+                batch_size=batch_size,
+                repeats=repeats,
+                settings=settings,
+                progress=progress,
+            )
+    click.echo(format_comparison(result))
+    if json_file:
+        json_file.write_text(json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def format_comparison(result: Comparison) -> str:
+    """The table of methods, and what differed."""
+    header = ("method", "tokens/s", "speed-up", "acceptance length", "ms/step", "outside engines")
+    rows: list[tuple[str, ...]] = [header]
+    for row in result.to_json()["methods"]:
+        metrics = row["metrics"]
+        rows.append(
+            (
+                row["method"],
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['speedup']:.2f}",
+                f"{metrics['acceptance_length']:.2f}" if metrics else "-",
+                f"{row['step_ms']:.1f}" if metrics else "-",
+                f"{row['outside_engines_ms_per_step']:.2f} ms" if metrics else "-",
+            )
+        )
+    lines = [format_rows(rows)]
+    if not result.differences:
+        lines.append(
+            f"lossless: every method gave the tokens of {result.methods[0].name} on {result.num_prompts} prompts"
+        )
+    for at in result.differences:
+        gap = "" if at.logit_gap is None else f", logit gap {at.logit_gap:.2e}"
+        lines.append(
+            f"DIFFERENT: {at.method} on {at.prompt_id} at token {at.position}: {at.found} instead of {at.expected}{gap}"
+        )
+    return "\n".join(lines)
+
+
+def format_rows(rows: list[tuple[str, ...]]) -> str:
+    """Columns aligned: the first to the left, figures to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _encode(session: Session, prompt: Any, max_new_tokens: int) -> list[int]:
+    """Token ids; chat messages go through the template, or as plain text where there is none."""
+    if prompt.text is not None:
+        ids = session.encode(prompt.text)
+    elif session.tokenizer.has_chat_template:
+        ids = session.encode(prompt.messages)
+    else:
+        ids = session.encode("\n".join(message["content"] for message in prompt.messages))
+    if len(ids) + max_new_tokens > session.limits.max_seq_len:
+        raise PromptError(
+            f"prompt {prompt.id} has {len(ids)} tokens; with --max-new-tokens {max_new_tokens} it exceeds the "
+            f"directory's {session.limits.max_seq_len}: build with a larger --max-seq-len, or use --limit"
+        )
+    return ids
+
+
+def _huggingface(session: Session, lookup_tokens: int) -> list[Contender]:
+    from trtspec.bench.huggingface import HuggingFaceMethod, load_huggingface
+
+    model = load_huggingface(session.engine_dir)
+    eos = session.engine_dir.target.config["eos_token_ids"]
+    return [HuggingFaceMethod(model, eos, None), HuggingFaceMethod(model, eos, lookup_tokens)]

@@ -1,0 +1,102 @@
+"""`trtspec demo`: the main job on a fresh machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtspec.cli.bench import format_rows
+from trtspec.cli.progress import StageBar
+from trtspec.config import METHODS, SamplingParams, SpeculationConfig
+from trtspec.errors import TrtspecError
+
+if TYPE_CHECKING:
+    from trtspec.bench.runner import Comparison
+    from trtspec.session import Session
+
+KEPT = Path("trtspec-demo")
+EDIT = """Here is a Python class:
+
+class Basket:
+    def __init__(self, owner):
+        self.owner = owner
+        self.items = []
+
+    def add(self, name, price, count=1):
+        self.items.append((name, price, count))
+
+    def total(self):
+        result = 0
+        for name, price, count in self.items:
+            result += price * count
+        return result
+
+    def describe(self):
+        lines = [f"Basket of {self.owner}"]
+        for name, price, count in self.items:
+            lines.append(f"{count} x {name}: {price * count}")
+        return "\\n".join(lines)
+
+Write out the full class again with the variable `price` renamed to `cost`."""
+CHAT = "Why is the sky blue during the day and red at sunset? Explain it to a child."
+
+
+@click.command()
+@click.option("--output", type=click.Path(path_type=Path), help="Where to build.  [default: a temporary directory]")
+@click.option("--keep", is_flag=True, help=f"Keep the engine directory (without --output: as ./{KEPT}).")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+def demo(output: Path | None, keep: bool, as_json: bool) -> None:
+    """Fetch SmolLM2-135M-Instruct, build engines, and generate with every drafting method side by side."""
+    from trtspec.engine_build import build
+
+    scratch = None if output or keep else Path(tempfile.mkdtemp(prefix="trtspec-demo-"))
+    directory = output or (scratch / "engine" if scratch else KEPT)
+    try:
+        click.echo("building engines for the demo target (the first time it is fetched: 93 MB)", err=True)
+        with StageBar() as bar:
+            build("demo", directory, max_seq_len=2048, progress=bar.report)
+        comparisons = _compare(directory)
+    finally:
+        if scratch:
+            shutil.rmtree(scratch)
+    if as_json:
+        click.echo(json.dumps({name: result.to_json() for name, result in comparisons.items()}, ensure_ascii=False))
+    else:
+        click.echo(_table(comparisons))
+        if not scratch:
+            click.echo(f"engine directory: {directory} (try: trtspec run {directory} --prompt 'Tell me a story')")
+    if any(result.differences for result in comparisons.values()):
+        raise TrtspecError("the methods gave different tokens (listed above); please report this")
+
+
+def _compare(directory: Path) -> dict[str, Comparison]:
+    from trtspec.bench.runner import SessionMethod, compare
+    from trtspec.session import Session
+
+    def run(session: Session, name: str, text: str) -> Comparison:
+        click.echo(f"generating: {name}", err=True)
+        contenders = [SessionMethod(session, SpeculationConfig(method)) for method in METHODS]
+        prompt = session.encode([{"role": "user", "content": text}])
+        return compare(session, contenders, [(name, prompt)], SamplingParams(max_new_tokens=192), repeats=3)
+
+    with Session.open(directory) as session:
+        return {name: run(session, name, text) for name, text in (("edit", EDIT), ("chat", CHAT))}
+
+
+def _table(comparisons: dict[str, Comparison]) -> str:
+    rows: list[tuple[str, ...]] = [("prompt", "method", "tokens/s", "speed-up", "acceptance length")]
+    lines = []
+    for name, result in comparisons.items():
+        data: dict[str, Any] = result.to_json()
+        for row in data["methods"]:
+            figures = (f"{row['tokens_per_second']:.1f}", f"{row['speedup']:.2f}")
+            rows.append((name, row["method"], *figures, f"{row['metrics']['acceptance_length']:.2f}"))
+        lines += [
+            f"{name}: {at.method} differs from {data['baseline']} at token {at.position}" for at in result.differences
+        ]
+    return "\n".join([format_rows(rows), *(lines or ["all methods gave the same tokens"])])

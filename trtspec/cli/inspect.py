@@ -1,0 +1,101 @@
+"""`trtspec inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtspec.engine_dir import MANIFEST, EngineDir
+
+
+@click.command()
+@click.argument("path")
+@click.option("--verify", is_flag=True, help="Hash every file of an engine directory, however large.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(path: str, verify: bool, as_json: bool) -> None:
+    """Describe PATH: an engine directory, or a checkpoint (directory, hub id, .gguf file, demo)."""
+    if (Path(path) / MANIFEST).exists():
+        engine_dir = EngineDir.load(path)
+        engine_dir.verify(whole=verify)
+        description = describe_engine_dir(engine_dir)
+    else:
+        description = describe_checkpoint(path)
+    if as_json:
+        click.echo(json.dumps(description, ensure_ascii=False))
+    else:
+        click.echo("\n".join(_lines(description)))
+
+
+def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
+    """Parts, sizes, limits, and which runtimes can be used on this machine."""
+    from trtspec.engine.loading import runtime_problem
+
+    problems = {name: runtime_problem(name) for name in engine_dir.runtimes}
+    config = engine_dir.target.config
+    return {
+        "kind": "engine directory",
+        "target": {
+            "name": engine_dir.target.name,
+            "origin": engine_dir.target.origin,
+            "architecture": config["architecture"],
+        },
+        "built_by": f"trtspec {engine_dir.trtspec_version}",
+        "dtype": engine_dir.dtype,
+        "limits": engine_dir.limits.to_json(),
+        "methods": ["none", "ngram"],
+        "draft_head": None,
+        "runtimes": {
+            name: {
+                "graphs": dict(record.graphs),
+                **({"compute_capabilities": list(record.compute_capabilities)} if record.compute_capabilities else {}),
+                "usable_here": problems[name] is None,
+                **({"problem": problems[name]} if problems[name] else {}),
+            }
+            for name, record in engine_dir.runtimes.items()
+        },
+        "parts": {
+            "embedding": engine_dir.embedding.location,
+            "lm_head": engine_dir.lm_head.location
+            + (" (the embedding table)" if engine_dir.lm_head == engine_dir.embedding else ""),
+        },
+        "files": {name: f"{record.size / 1e6:.2f} MB" for name, record in engine_dir.files.items()},
+        "total": f"{sum(record.size for record in engine_dir.files.values()) / 1e6:.1f} MB",
+    }
+
+
+def describe_checkpoint(path: str) -> dict[str, Any]:
+    """Whether a checkpoint can be built as a target, and what it is."""
+    from trtspec.checkpoint.source import check_weights, open_checkpoint
+    from trtspec.checkpoint.target import TargetConfig
+
+    checkpoint = open_checkpoint(path)
+    config = TargetConfig.from_hf(checkpoint.hf_config, checkpoint.generation_config)
+    warnings = check_weights(config, checkpoint.tensors)
+    dtypes: dict[str, int] = {}
+    for name in config.weight_shapes():
+        dtype = checkpoint.tensors.tensors[name].dtype
+        dtypes[dtype] = dtypes.get(dtype, 0) + 1
+    return {
+        "kind": "target checkpoint",
+        "name": checkpoint.name,
+        "origin": checkpoint.origin,
+        "config": config.to_json(),
+        "tensors": len(checkpoint.tensors.tensors),
+        "dtypes": dtypes,
+        "warnings": warnings,
+    }
+
+
+def _lines(value: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for name, item in value.items():
+        if isinstance(item, dict) and item:
+            lines += [f"{indent}{name}:", *_lines(item, indent + "  ")]
+        else:
+            text = "none" if item is None or item == [] else item
+            text = ", ".join(map(str, text)) if isinstance(text, list) else text
+            lines.append(f"{indent}{name}: {text}")
+    return lines

@@ -1,0 +1,102 @@
+"""What a user can set, as frozen dataclasses; field names are the CLI's options with underscores.
+
+Environment variables: TRTSPEC_CACHE moves the directory in which the demo target is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtspec.errors import ConfigError
+
+METHODS = ("none", "ngram")
+OCCURRENCES = ("earliest", "latest")
+RUNTIMES = ("onnxruntime", "tensorrt-rtx", "tensorrt")
+
+
+def _at_least(name: str, value: int, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{name} is {value!r}; give an integer of at least {minimum}")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """When a sequence ends. Decoding is greedy: each token is the target's most probable one."""
+
+    max_new_tokens: int = 256
+    """Tokens to generate at most."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; the text is cut before the first one that appears."""
+    ignore_eos: bool = False
+    """Go on after an end-of-sequence token."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_new_tokens", self.max_new_tokens, 1)
+        if isinstance(self.stop, str):
+            raise ConfigError("stop is a string; give a tuple of strings")
+        object.__setattr__(self, "stop", tuple(self.stop))
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise ConfigError("stop holds an empty string or something that is no string; give non-empty strings")
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """How draft tokens are made."""
+
+    method: str | None = None
+    """One of METHODS; None takes the best one that the engine directory supports."""
+    ngram_min: int = 2
+    """Shortest match of the last tokens that gives a draft."""
+    ngram_max: int = 5
+    """Longest match that is looked for; the longest one found wins."""
+    ngram_tokens: int = 8
+    """Draft tokens a lookup gives at most."""
+    ngram_occurrence: str = "earliest"
+    """Which of several equally long matches is continued: the earliest or the latest."""
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.method not in METHODS:
+            raise ConfigError(f"method {self.method!r} is unknown; choose one of: {', '.join(METHODS)}")
+        if self.ngram_occurrence not in OCCURRENCES:
+            choices = ", ".join(OCCURRENCES)
+            raise ConfigError(f"ngram_occurrence {self.ngram_occurrence!r} is unknown; choose one of: {choices}")
+        _at_least("ngram_min", self.ngram_min, 1)
+        _at_least("ngram_tokens", self.ngram_tokens, 1)
+        _at_least("ngram_max", self.ngram_max, 1)
+        if self.ngram_max < self.ngram_min:
+            raise ConfigError(f"ngram_max {self.ngram_max} is less than ngram_min {self.ngram_min}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The sizes that an engine directory is built for."""
+
+    max_seq_len: int
+    """Tokens of prompt and output together."""
+    max_batch_size: int = 8
+    """Sequences decoded at once: KV cache slots."""
+    max_draft_tokens: int = 32
+    """Draft tree nodes of one sequence, without the root."""
+    prefill_chunk: int = 256
+    """Prompt tokens that one prefill pass takes at most."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_seq_len", self.max_seq_len, 2)
+        _at_least("max_batch_size", self.max_batch_size, 1)
+        _at_least("max_draft_tokens", self.max_draft_tokens, 0)
+        _at_least("prefill_chunk", self.prefill_chunk, 1)
+
+    @property
+    def max_width(self) -> int:
+        """Rows of one sequence in a verification: the root and its draft tokens."""
+        return self.max_draft_tokens + 1
+
+    @property
+    def cache_rows(self) -> int:
+        """KV cache rows of a slot: a pass as wide as the batch's widest tree may start at the last position."""
+        return self.max_seq_len + self.max_width
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: the fields by name."""
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""The decode step and what drives it: draft, verify, accept, commit."""

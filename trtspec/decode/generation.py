@@ -1,0 +1,86 @@
+"""One sequence while it is being generated: its tokens, its text, its figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from trtspec.decode.accept import Acceptance
+from trtspec.decode.detokenize import TextStream
+from trtspec.decode.stats import Stats
+from trtspec.draft.tree import DraftTree
+from trtspec.engine.kv_cache import KVCache
+from trtspec.sequence import CONTEXT, LENGTH, STOP, Sequence
+
+
+@dataclass(eq=False)
+class Generation:
+    """A sequence with its text stream and statistics."""
+
+    sequence: Sequence
+    text: TextStream
+    eos_token_ids: frozenset[int]
+    stats: Stats = field(default_factory=Stats)
+    started: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    taken: int = 0
+    """Generated tokens handed out by `take`."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be generated."""
+        return self.sequence.finish_reason is not None
+
+    def take(self) -> tuple[str, list[int]]:
+        """Text and token ids that came since the last call."""
+        new = self.sequence.history[self.sequence.prompt_length + self.taken :].tolist()
+        self.taken += len(new)
+        return self.text.take(), new
+
+    def extend(self, tokens: Seq[int]) -> int:
+        """Commit tokens one by one until a stop condition holds; returns how many were kept.
+
+        End of sequence and stop strings come before the length limits: a token that completes a stop string ends the
+        sequence with "stop" even when it is the last one allowed.
+        """
+        sequence, kept = self.sequence, 0
+        for token in tokens:
+            sequence.append(token)
+            kept += 1
+            sequence.finish_reason = self._finish_reason(token)
+            if self.finished:
+                break
+        if not self.text.watches:
+            self.text.push(tokens[:kept])
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+        if self.finished:
+            self.end()
+        return kept
+
+    def commit(self, tree: DraftTree, acceptance: Acceptance, matched: int, cache: KVCache) -> None:
+        """Commit what a verification yielded, trimmed by the stop conditions, and keep its KV."""
+        kept = self.extend(acceptance.tokens)
+        rows = acceptance.rows[:kept]
+        self.stats.count_step(tree, rows, kept, matched)
+        if not self.finished:
+            cache.keep_path(self.sequence.slot, self.sequence.cached, [0, *rows])
+            self.sequence.cached += 1 + len(rows)
+
+    def end(self, reason: str | None = None) -> None:
+        """Release the held text; with a reason, finish for it (cancellation)."""
+        self.sequence.finish_reason = reason or self.sequence.finish_reason
+        self.text.finish()
+        self.ended_at = time.perf_counter()
+
+    def _finish_reason(self, token: int) -> str | None:
+        sequence = self.sequence
+        if token in self.eos_token_ids and not sequence.sampling.ignore_eos:
+            return STOP
+        if self.text.watches and self.text.push([token]):
+            return STOP
+        if sequence.generated >= sequence.sampling.max_new_tokens:
+            return LENGTH
+        return CONTEXT if sequence.length >= sequence.capacity else None

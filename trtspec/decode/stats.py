@@ -1,0 +1,110 @@
+"""The figures of speculative decoding, counted once, after stop, end-of-sequence and length trimming."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtspec.draft.tree import SOURCES, DraftTree
+
+STAGES = ("prefill", "ngram", "eagle", "merge", "verify", "accept", "commit", "host")
+
+
+@dataclass
+class SourceCounts:
+    """Counts of one drafter."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass
+class Stats:
+    """Counts of one sequence, or the sum of several; the metrics are defined in docs/metrics.md."""
+
+    steps: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    emitted_tokens: int = 0
+    matched_tokens: int = 0
+    longest_paths: int = 0
+    """Sum over steps of the longest draft path + 1: what the steps could have emitted."""
+    accepted_at: list[int] = field(default_factory=list)
+    by_source: dict[str, SourceCounts] = field(default_factory=lambda: {name: SourceCounts() for name in SOURCES})
+    stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    def count_step(self, tree: DraftTree, accepted_rows: list[int], emitted: int, matched: int) -> None:
+        """Count one decode step of one sequence; `accepted_rows` and `emitted` after trimming."""
+        self.steps += 1
+        self.emitted_tokens += emitted
+        self.longest_paths += 1 + (int(tree.depths().max()) if tree.size else 0)
+        if not tree.size:
+            return
+        self.drafts += 1
+        self.draft_tokens += tree.size
+        self.accepted_tokens += len(accepted_rows)
+        self.matched_tokens += matched
+        self.accepted_at.extend([0] * (len(accepted_rows) - len(self.accepted_at)))
+        for position in range(len(accepted_rows)):
+            self.accepted_at[position] += 1
+        for name in set(tree.source):
+            counts = self.by_source[name]
+            counts.drafts += 1
+            counts.draft_tokens += tree.source.count(name)
+            counts.accepted_tokens += sum(tree.source[row - 1] == name for row in accepted_rows)
+
+    def add(self, other: Stats) -> None:
+        """Add another's counts and times to these."""
+        for name in (
+            "steps",
+            "drafts",
+            "draft_tokens",
+            "accepted_tokens",
+            "emitted_tokens",
+            "matched_tokens",
+            "longest_paths",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.accepted_at.extend([0] * (len(other.accepted_at) - len(self.accepted_at)))
+        for position, count in enumerate(other.accepted_at):
+            self.accepted_at[position] += count
+        for source, counts in other.by_source.items():
+            mine = self.by_source[source]
+            mine.drafts += counts.drafts
+            mine.draft_tokens += counts.draft_tokens
+            mine.accepted_tokens += counts.accepted_tokens
+        for stage, seconds in other.stage_seconds.items():
+            self.stage_seconds[stage] += seconds
+
+    def metrics(self) -> dict[str, Any]:
+        """The metrics as a JSON object; a ratio without a denominator is 0."""
+        drafting = sum(self.stage_seconds[stage] for stage in ("ngram", "eagle", "merge"))
+        return {
+            "steps": self.steps,
+            "drafts": self.drafts,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "emitted_tokens": self.emitted_tokens,
+            "acceptance_length": _ratio(self.emitted_tokens, self.steps),
+            "acceptance_length_per_draft": 1 + _ratio(self.accepted_tokens, self.drafts) if self.drafts else 0.0,
+            "draft_acceptance_rate": _ratio(self.accepted_tokens, self.draft_tokens),
+            "match_rate": _ratio(self.matched_tokens, self.draft_tokens),
+            "system_efficiency": _ratio(self.emitted_tokens, self.longest_paths),
+            "draft_ms_per_token": _ratio(1000 * drafting, self.draft_tokens),
+            "acceptance_per_position": [_ratio(count, self.drafts) for count in self.accepted_at],
+            "by_source": {
+                name: {
+                    "drafts": counts.drafts,
+                    "draft_tokens": counts.draft_tokens,
+                    "accepted_tokens": counts.accepted_tokens,
+                }
+                for name, counts in self.by_source.items()
+            },
+            "stage_ms": {stage: 1000 * seconds for stage, seconds in self.stage_seconds.items()},
+        }
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

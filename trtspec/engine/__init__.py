@@ -1,0 +1,1 @@
+"""Engines: graphs in executable form, and the memory they share."""

@@ -1,0 +1,58 @@
+"""What every engine runtime offers: a compiled graph that runs on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from trtspec.tensors import GraphSpec
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """The KV cache tensors that one run binds: slots [start, start + batch)."""
+
+    key: tuple[int, int]
+    """(start, batch); engines keep one binding, or one captured graph, per key, so a key always means one memory."""
+    tensors: Mapping[str, torch.Tensor]
+    """Input name -> contiguous view `[batch, kv_heads, cache_rows, head_dim]` on the device, updated in place."""
+
+
+class Engine(Protocol):
+    """A compiled graph with the inputs and outputs that `spec` declares."""
+
+    spec: GraphSpec
+    device: torch.device
+
+    def run(self, inputs: Mapping[str, torch.Tensor], cache: CacheView | None = None) -> dict[str, torch.Tensor]:
+        """Run the graph once.
+
+        Args:
+            inputs: every input that is not a KV cache tensor, by name: contiguous, on `device`, of the dtype in
+                `spec`; the named axes agree with each other and with the cache.
+            cache: the KV cache inputs; needed exactly when `spec.aliases` is not empty. An output that aliases a
+                cache input is bound to that input's memory and not returned.
+
+        Returns:
+            The other outputs by name. They belong to the engine: valid until its next run.
+
+        Raises:
+            EngineError: an input does not fit `spec`, or the runtime failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the engine's memory; nothing may be run afterwards."""
+        ...

@@ -1,0 +1,72 @@
+"""The KV cache: one preallocated block, a slot per sequence, updated in place by the engines."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+
+from trtspec.engine.base import CacheView
+from trtspec.tensors import cache_names
+
+
+class KVCache:
+    """Keys and values of all layers, `[2 * layers, slots, kv_heads, rows, head_dim]` in one allocation.
+
+    Layer by layer, key before value. On the CPU the pages of unused rows are never touched, so they cost no memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        slots: int,
+        num_kv_heads: int,
+        rows: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block = _zeros((2 * num_layers, slots, num_kv_heads, rows, head_dim), dtype, device)
+        self._names = [past for past, _ in cache_names(num_layers)]
+        self._views: dict[tuple[int, int], CacheView] = {}
+
+    @property
+    def slots(self) -> int:
+        """Sequences that fit."""
+        return self.block.shape[1]
+
+    def view(self, start: int, count: int) -> CacheView:
+        """The cache of slots start..start+count-1; equal arguments give the same object."""
+        key = (start, count)
+        if key not in self._views:
+            part = self.block[:, start : start + count]
+            self._views[key] = CacheView(key, {name: part[i] for i, name in enumerate(self._names)})
+        return self._views[key]
+
+    def keep_path(self, slot: int, start: int, rows: list[int]) -> None:
+        """Move the accepted rows of a tree, written at start + row, to start, start + 1, ...
+
+        `rows` are increasing; a chain's rows are where they belong already.
+        """
+        if rows == list(range(len(rows))):
+            return
+        index = torch.tensor(rows, device=self.block.device) + start
+        self.block[:, slot, :, start : start + len(rows)] = self.block[:, slot].index_select(2, index)
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copy the first `length` rows of one slot to another."""
+        self.block[:, destination, :, :length] = self.block[:, source, :, :length]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, because masked rows are multiplied by an attention weight of 0, which garbage (NaN) would survive."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros would write every page, and huge pages would make the first token of each head cost 2 MB: map
+    # anonymous memory, whose small pages are zero when they are first touched.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,111 @@
+"""ONNX Runtime on the CPU: sessions that read and write torch tensors where they lie."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+
+from trtspec.engine.base import TORCH_DTYPES, CacheView
+from trtspec.errors import EngineError
+from trtspec.tensors import GraphSpec, TensorSpec
+
+NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "int64": np.int64, "int32": np.int32, "bool": np.bool_}
+_thread_lock = threading.Lock()
+_process_threads: int | None = None
+
+
+def set_threads(threads: int | None) -> int:
+    """Fix the size of the one thread pool that all ONNX Runtime sessions of this process share.
+
+    A pool per session would have their spinning threads fight for the cores. The first call decides; None keeps what
+    was decided, or takes one thread per physical core.
+
+    Raises:
+        EngineError: another number was fixed before in this process.
+    """
+    global _process_threads
+    with _thread_lock:
+        if _process_threads is None:
+            _process_threads = threads or torch.get_num_threads()
+            onnxruntime.set_global_thread_pool_sizes(_process_threads, 1)
+        elif threads is not None and threads != _process_threads:
+            raise EngineError(
+                f"this process runs ONNX Runtime on {_process_threads} threads already; {threads} needs a new process"
+            )
+        return _process_threads
+
+
+class OnnxRuntimeEngine:
+    """One graph in an ONNX Runtime session; see `engine.base.Engine`."""
+
+    def __init__(self, model: Path, spec: GraphSpec) -> None:
+        """Load `model` (its weights are read from the files it names).
+
+        Raises:
+            EngineError: ONNX Runtime refuses the graph.
+        """
+        self.spec = spec
+        self.device = torch.device("cpu")
+        set_threads(None)
+        options = onnxruntime.SessionOptions()
+        options.use_per_session_threads = False
+        # Shapes change from step to step: planning memory by pattern would only keep stale plans.
+        options.enable_mem_pattern = False
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise EngineError(f"ONNX Runtime cannot load {model}: {error}") from error
+        aliased = set(spec.aliases) | set(spec.aliases.values())
+        self._inputs = [tensor for tensor in spec.inputs if tensor.name not in aliased]
+        self._outputs = [tensor for tensor in spec.outputs if tensor.name not in aliased]
+        self._bindings: dict[tuple[int, int] | None, onnxruntime.IOBinding] = {}
+
+    def run(self, inputs: Mapping[str, torch.Tensor], cache: CacheView | None = None) -> dict[str, torch.Tensor]:
+        """Run once; see `engine.base.Engine.run`."""
+        binding = self._binding(cache)
+        sizes: dict[str, int] = {}
+        for tensor in self._inputs:
+            value = inputs[tensor.name]
+            sizes.update(
+                (axis, size) for axis, size in zip(tensor.axes, value.shape, strict=True) if isinstance(axis, str)
+            )
+            binding.bind_input(tensor.name, "cpu", 0, NUMPY_DTYPES[tensor.dtype], value.shape, value.data_ptr())
+        outputs = {}
+        for tensor in self._outputs:
+            value = torch.empty(tensor.shape(sizes), dtype=TORCH_DTYPES[tensor.dtype])
+            binding.bind_output(tensor.name, "cpu", 0, NUMPY_DTYPES[tensor.dtype], value.shape, value.data_ptr())
+            outputs[tensor.name] = value
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise EngineError(f"ONNX Runtime failed in {self.spec.name}: {error}") from error
+        return outputs
+
+    def close(self) -> None:
+        """Free the session's memory; the engine cannot be used afterwards."""
+        self._bindings.clear()
+        del self._session
+
+    def _binding(self, cache: CacheView | None) -> onnxruntime.IOBinding:
+        """The binding of a cache view; its many cache tensors are bound once, not at every step."""
+        key = cache.key if cache else None
+        if key not in self._bindings:
+            binding = self._session.io_binding()
+            for present, past in self.spec.aliases.items():
+                assert cache is not None, f"{self.spec.name} has a KV cache and was run without one"
+                value = cache.tensors[past]
+                dtype = NUMPY_DTYPES[_find(self.spec.inputs, past).dtype]
+                binding.bind_input(past, "cpu", 0, dtype, value.shape, value.data_ptr())
+                binding.bind_output(present, "cpu", 0, dtype, value.shape, value.data_ptr())
+            self._bindings[key] = binding
+        return self._bindings[key]
+
+
+def _find(tensors: tuple[TensorSpec, ...], name: str) -> TensorSpec:
+    return next(tensor for tensor in tensors if tensor.name == name)

@@ -1,0 +1,84 @@
+"""The target's parts as one object: embedding table, body, LM head."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trtspec import tensors
+from trtspec.engine.base import TORCH_DTYPES, CacheView, Engine
+from trtspec.tensors import WeightRef
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one pass over a batch; all tensors on the host, contiguous."""
+
+    tokens: torch.Tensor
+    """int32 `[batch, width]`"""
+    positions: torch.Tensor
+    """int64 `[batch, width]`"""
+    cache_length: torch.Tensor
+    """int64 `[batch]`"""
+    mask: torch.Tensor
+    """bool `[batch, 1, width, live_len]`"""
+
+
+class Target:
+    """Runs the target; counts the seconds spent inside engines."""
+
+    def __init__(
+        self, embedding: torch.Tensor, body: Engine, lm_head: Engine, lm_head_weight: torch.Tensor | None = None
+    ) -> None:
+        """Nothing is copied.
+
+        Args:
+            embedding: the table `[vocab, hidden]`, wherever it lies.
+            lm_head_weight: `[vocab, hidden]`, where the LM head's graph takes its weight as an input.
+        """
+        self._embedding = embedding
+        self._body = body
+        self._lm_head = lm_head
+        self._lm_head_inputs = {} if lm_head_weight is None else {tensors.LM_HEAD_WEIGHT: lm_head_weight}
+        self.engine_seconds = 0.0
+
+    def forward(self, rows: Rows, cache: CacheView) -> torch.Tensor:
+        """Hidden states after the final norm, `[batch, width, hidden]`; the rows' KV is written behind the cache's."""
+        batch, width = rows.tokens.shape
+        device = self._body.device
+        embeds = self._embedding.index_select(0, rows.tokens.view(-1).to(device))
+        inputs = {
+            tensors.INPUTS_EMBEDS: embeds.view(batch, width, -1),
+            tensors.POSITION_IDS: rows.positions.to(device),
+            tensors.CACHE_LENGTH: rows.cache_length.to(device),
+            tensors.TREE_MASK: rows.mask.to(device),
+        }
+        return self._timed(self._body, inputs, cache)[tensors.HIDDEN_STATES]
+
+    def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """Logits `[rows, vocab]` of hidden rows `[rows, hidden]`."""
+        inputs = {tensors.HIDDEN_ROWS: hidden_rows.contiguous(), **self._lm_head_inputs}
+        return self._timed(self._lm_head, inputs)[tensors.LOGITS]
+
+    def close(self) -> None:
+        """Free the engines."""
+        self._body.close()
+        self._lm_head.close()
+
+    def _timed(
+        self, engine: Engine, inputs: dict[str, torch.Tensor], cache: CacheView | None = None
+    ) -> dict[str, torch.Tensor]:
+        start = time.perf_counter()
+        outputs = engine.run(inputs, cache)
+        self.engine_seconds += time.perf_counter() - start
+        return outputs
+
+
+def map_weight(directory: Path, ref: WeightRef) -> torch.Tensor:
+    """A weight as a tensor over its memory-mapped file: no copy, pages are read when touched."""
+    file = directory / ref.location
+    whole = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+    return whole[ref.offset : ref.offset + ref.nbytes].view(TORCH_DTYPES[ref.dtype]).view(ref.shape)

@@ -1,0 +1,222 @@
+"""The engine directory: everything a session needs, described by engine.json and checked on opening."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from trtspec.config import RUNTIMES, Limits
+from trtspec.errors import ConfigError, EngineDirError
+from trtspec.tensors import SERVING_DTYPES, WeightRef
+
+MANIFEST = "engine.json"
+FORMAT_VERSION = 1
+TOKENIZER_DIR = "tokenizer"
+WEIGHTS_DIR = "weights"
+# Files up to this size are hashed whole on opening; of larger ones, samples (`trtspec inspect --verify` reads all).
+WHOLE_HASH_BYTES = 1 << 30
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and hashes of one file."""
+
+    size: int
+    sha256: str
+    sample_sha256: str
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """The target: display name, where it came from, its TargetConfig and its Hugging Face config, as JSON."""
+
+    name: str
+    origin: str
+    config: Mapping[str, Any]
+    hf_config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RuntimeRecord:
+    """The files of one runtime, by graph name, and what a TensorRT-RTX engine was compiled for."""
+
+    graphs: Mapping[str, str]
+    compute_capabilities: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """An engine directory as engine.json describes it."""
+
+    path: Path
+    trtspec_version: str
+    dtype: str
+    limits: Limits
+    target: TargetRecord
+    embedding: WeightRef
+    lm_head: WeightRef
+    runtimes: Mapping[str, RuntimeRecord]
+    files: Mapping[str, FileRecord]
+
+    @classmethod
+    def load(cls, path: Path | str) -> EngineDir:
+        """Read and validate engine.json; sizes of all files are checked, hashes by `verify`.
+
+        Raises:
+            EngineDirError: no engine directory, an unknown version, a changed manifest, a missing or cut file.
+        """
+        directory = Path(path)
+        data = _read_manifest(directory)
+        try:
+            result = _from_json(directory, data)
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
+            raise EngineDirError(
+                f"{directory / MANIFEST} does not fit format {FORMAT_VERSION} ({error}); {_REBUILD}"
+            ) from None
+        for name, record in result.files.items():
+            file = directory / name
+            if not file.is_file():
+                raise EngineDirError(f"{directory} lacks its part {name}; {_REBUILD}")
+            if file.stat().st_size != record.size:
+                raise EngineDirError(
+                    f"{file} has {file.stat().st_size} bytes, engine.json says {record.size}; {_REBUILD}"
+                )
+        return result
+
+    def verify(self, *, whole: bool = False) -> None:
+        """Compare every file's hash with engine.json: files over 1 GiB by samples unless `whole`.
+
+        Raises:
+            EngineDirError: a file was changed after the build.
+        """
+        for name, record in self.files.items():
+            file = self.path / name
+            if whole or record.size <= WHOLE_HASH_BYTES:
+                same = file_sha256(file) == record.sha256
+            else:
+                same = sample_sha256(file) == record.sample_sha256
+            if not same:
+                raise EngineDirError(f"{file} was changed after the build (its hash differs); {_REBUILD}")
+
+    def write_manifest(self) -> None:
+        """Write engine.json into `path`."""
+        body = self._json()
+        text = json.dumps({**body, "checksum": _checksum(body)}, indent=1, ensure_ascii=False)
+        (self.path / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+    def _json(self) -> dict[str, Any]:
+        data = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "path"}
+        data.update(
+            limits=asdict(self.limits),
+            target=asdict(self.target),
+            embedding=_ref_json(self.embedding),
+            lm_head=_ref_json(self.lm_head),
+            runtimes={name: _runtime_json(record) for name, record in self.runtimes.items()},
+            files={name: asdict(record) for name, record in self.files.items()},
+        )
+        return {"format_version": FORMAT_VERSION, **data}
+
+
+_REBUILD = "build it again with trtspec build"
+
+
+def record_files(directory: Path) -> dict[str, FileRecord]:
+    """Size and hashes of every file below `directory`, engine.json left out, by relative POSIX name."""
+    files = sorted(file for file in directory.rglob("*") if file.is_file() and file.name != MANIFEST)
+    return {
+        file.relative_to(directory).as_posix(): FileRecord(file.stat().st_size, file_sha256(file), sample_sha256(file))
+        for file in files
+    }
+
+
+def file_sha256(file: Path) -> str:
+    """SHA-256 of the whole file, read in blocks."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sample_sha256(file: Path) -> str:
+    """SHA-256 over evenly spaced blocks, the file's first and last among them: 4 MiB at most."""
+    size = file.stat().st_size
+    step = max((size - _SAMPLE_BYTES) / (_SAMPLES - 1), _SAMPLE_BYTES)
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        for i in range(_SAMPLES):
+            offset = int(i * step)
+            if offset >= size:
+                break
+            stream.seek(offset)
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    manifest = directory / MANIFEST
+    if not directory.is_dir():
+        raise EngineDirError(
+            f"there is no engine directory {directory}; make one with: trtspec build TARGET --output {directory}"
+        )
+    if not manifest.is_file():
+        raise EngineDirError(f"{directory} is no engine directory (it has no {MANIFEST}); make one with trtspec build")
+    try:
+        data = json.loads(manifest.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise EngineDirError(f"{manifest} is damaged ({error}); {_REBUILD}") from None
+    if not isinstance(data, dict) or "format_version" not in data:
+        raise EngineDirError(f"{manifest} has no format_version; {_REBUILD}")
+    if data["format_version"] != FORMAT_VERSION:
+        raise EngineDirError(
+            f"{manifest} has format_version {data['format_version']!r}, this trtspec reads {FORMAT_VERSION}; "
+            "build it again or use the trtspec version that built it"
+        )
+    checksum = data.pop("checksum", None)
+    if checksum != _checksum(data):
+        raise EngineDirError(f"{manifest} was changed after the build (its checksum differs); {_REBUILD}")
+    return data
+
+
+def _from_json(directory: Path, data: Mapping[str, Any]) -> EngineDir:
+    rest = {key: value for key, value in data.items() if key != "format_version"}
+    if rest["dtype"] not in SERVING_DTYPES:
+        raise ValueError(f"dtype {rest['dtype']!r}")
+    if not rest["runtimes"] or set(rest["runtimes"]) - set(RUNTIMES):
+        raise ValueError(f"runtimes {sorted(rest['runtimes'])}")
+    rest.update(
+        limits=Limits(**rest["limits"]),
+        target=TargetRecord(**rest["target"]),
+        embedding=_ref(rest["embedding"]),
+        lm_head=_ref(rest["lm_head"]),
+        runtimes={
+            name: RuntimeRecord(record["graphs"], tuple(record["compute_capabilities"]))
+            for name, record in rest["runtimes"].items()
+        },
+        files={name: FileRecord(**record) for name, record in rest["files"].items()},
+    )
+    for name in rest["files"]:
+        if name.startswith("/") or ".." in Path(name).parts:
+            raise ValueError(f"file name {name!r} leaves the directory")
+    return EngineDir(path=directory, **rest)
+
+
+def _ref_json(ref: WeightRef) -> dict[str, Any]:
+    return {**asdict(ref), "shape": list(ref.shape)}
+
+
+def _ref(data: Mapping[str, Any]) -> WeightRef:
+    return WeightRef(**{**data, "shape": tuple(data["shape"])})
+
+
+def _runtime_json(record: RuntimeRecord) -> dict[str, Any]:
+    return {"graphs": dict(record.graphs), "compute_capabilities": list(record.compute_capabilities)}
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

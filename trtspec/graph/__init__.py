@@ -1,0 +1,1 @@
+"""ONNX graphs of the parts: the target's body, the LM head."""

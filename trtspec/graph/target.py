@@ -1,0 +1,103 @@
+"""The target's decoder body and its LM head as ONNX graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trtspec import tensors
+from trtspec.checkpoint.target import EMBEDDING, FINAL_NORM, LM_HEAD, TargetConfig
+from trtspec.graph.attention import StepInputs, attention, step_inputs
+from trtspec.graph.builder import GraphBuilder
+from trtspec.graph.layers import gated_mlp, linear, reshape, rms_norm, rope_tables
+from trtspec.tensors import WeightRef
+
+
+def target_spec(config: TargetConfig, cache_rows: int, dtype: str) -> tensors.GraphSpec:
+    """The declared inputs and outputs of this target's body."""
+    return tensors.target_spec(
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        cache_rows=cache_rows,
+        dtype=dtype,
+    )
+
+
+def lm_head_spec(config: TargetConfig, dtype: str, *, weight_as_input: bool) -> tensors.GraphSpec:
+    """The declared inputs and outputs of this target's LM head."""
+    return tensors.lm_head_spec(
+        hidden_size=config.hidden_size, vocab_size=config.vocab_size, dtype=dtype, weight_as_input=weight_as_input
+    )
+
+
+def target_graph(
+    config: TargetConfig, weights: Mapping[str, WeightRef], directory: Path, *, cache_rows: int, dtype: str
+) -> ir.Model:
+    """Embeddings in, hidden states after the final norm out; see `tensors.target_spec`.
+
+    Args:
+        weights: by checkpoint name; files relative to `directory`.
+        cache_rows: rows of the KV cache per slot, and of the rotary tables.
+    """
+    builder = GraphBuilder(target_spec(config, cache_rows, dtype), weights, directory)
+    cos, sin = rope_tables(builder, config.rope, config.head_dim, cache_rows, dtype)
+    step = step_inputs(builder, cos, sin)
+    x = reshape(builder, "/model/rows", builder.inputs[tensors.INPUTS_EMBEDS], (-1, config.hidden_size))
+    for layer in range(config.num_layers):
+        x = _decoder_layer(builder, x, layer, config, step)
+    x = rms_norm(builder, "/model/norm", x, builder.weight(FINAL_NORM), config.rms_norm_eps)
+    shape = builder.op("Shape", "/hidden_shape", builder.inputs[tensors.INPUTS_EMBEDS])
+    builder.output(tensors.HIDDEN_STATES, builder.op("Reshape", "/model/hidden_states", x, shape))
+    return builder.model()
+
+
+def lm_head_graph(
+    config: TargetConfig,
+    weights: Mapping[str, WeightRef],
+    directory: Path,
+    *,
+    dtype: str,
+    weight_as_input: bool = False,
+) -> ir.Model:
+    """Hidden rows in, logits out; a tied head reads the embedding table's bytes.
+
+    Args:
+        weight_as_input: bind the weight at run time (TensorRT shares it with the embedding); else an initializer
+            (ONNX Runtime packs it ahead of time, two to three times faster than a weight it sees at run time).
+    """
+    builder = GraphBuilder(lm_head_spec(config, dtype, weight_as_input=weight_as_input), weights, directory)
+    if weight_as_input:
+        weight = builder.inputs[tensors.LM_HEAD_WEIGHT]
+    else:
+        weight = builder.weight(EMBEDDING if config.tied else LM_HEAD)
+    builder.output(tensors.LOGITS, linear(builder, "/lm_head", builder.inputs[tensors.HIDDEN_ROWS], weight))
+    return builder.model()
+
+
+def _decoder_layer(builder: GraphBuilder, x: ir.Value, layer: int, config: TargetConfig, step: StepInputs) -> ir.Value:
+    """Pre-norm attention and gated MLP, each with its residual; x `[batch * width, hidden]`."""
+    path, prefix = f"/model/layers.{layer}", f"model.layers.{layer}"
+    norm = builder.weight(f"{prefix}.input_layernorm.weight")
+    normed = rms_norm(builder, f"{path}/input_layernorm", x, norm, config.rms_norm_eps)
+    attended = attention(builder, f"{path}/attn", f"{prefix}.self_attn", normed, layer, config, step)
+    x = builder.op("Add", f"{path}/attn_residual", x, attended)
+    norm = builder.weight(f"{prefix}.post_attention_layernorm.weight")
+    normed = rms_norm(builder, f"{path}/post_attention_layernorm", x, norm, config.rms_norm_eps)
+
+    def project(name: str) -> ir.Value:
+        bias = builder.weight(f"{prefix}.mlp.{name}.bias") if config.mlp_bias else None
+        return linear(builder, f"{path}/mlp/{name}", normed, builder.weight(f"{prefix}.mlp.{name}.weight"), bias)
+
+    mixed = gated_mlp(
+        builder,
+        f"{path}/mlp",
+        gate=project("gate_proj"),
+        up=project("up_proj"),
+        down=builder.weight(f"{prefix}.mlp.down_proj.weight"),
+        down_bias=builder.weight(f"{prefix}.mlp.down_proj.bias") if config.mlp_bias else None,
+    )
+    return builder.op("Add", f"{path}/mlp_residual", x, mixed)

@@ -1,0 +1,297 @@
+"""A session: engines, KV cache and drafters in memory, serving sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+
+from trtspec.checkpoint.target import TargetConfig
+from trtspec.config import METHODS, SamplingParams, SpeculationConfig
+from trtspec.decode.detokenize import TextStream
+from trtspec.decode.generation import Generation
+from trtspec.decode.scheduler import Scheduler
+from trtspec.decode.stats import Stats
+from trtspec.decode.step import prompt_logits
+from trtspec.draft.ngram import NgramDrafter
+from trtspec.engine.base import TORCH_DTYPES
+from trtspec.engine.kv_cache import KVCache
+from trtspec.engine.loading import choose_runtime, load_target
+from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
+from trtspec.errors import EngineDirError, PromptError
+from trtspec.sequence import Sequence
+from trtspec.tokenizer import Tokenizer
+
+Prompt = str | Seq[int] | Seq[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was generated for one prompt.
+
+    `token_ids` end with the token that ended the sequence: the end-of-sequence token, or the one that completed a
+    stop string; `text` holds neither.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    finish_reason: str
+    stats: Stats
+    time_to_first_token_ms: float
+    seconds: float
+    """From the start of the request to its last token, waiting for a slot included."""
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The figures of docs/metrics.md."""
+        return {
+            **self.stats.metrics(),
+            "time_to_first_token_ms": self.time_to_first_token_ms,
+            "tokens_per_second": len(self.token_ids) / self.seconds,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `trtspec run --json`."""
+        return {
+            "index": self.index,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "prompt_tokens": self.prompt_tokens,
+            "finish_reason": self.finish_reason,
+            "logprobs": None,
+            "metrics": self.metrics,
+        }
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """A piece of a growing completion; `finish_reason` is None until the last one."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    completion: Completion | None = None
+
+
+class Session:
+    """Engines in memory. Not thread-safe: one thread uses it at a time."""
+
+    def __init__(self, engine_dir: EngineDir, runtime: str, tokenizer: Tokenizer) -> None:
+        """Use `Session.open`."""
+        self.engine_dir = engine_dir
+        self.runtime = runtime
+        self.tokenizer = tokenizer
+        self.limits = engine_dir.limits
+        self._config = TargetConfig.from_json(engine_dir.target.config)
+        self._target, device = load_target(engine_dir, runtime, self._config)
+        self._cache = KVCache(
+            num_layers=self._config.num_layers,
+            slots=self.limits.max_batch_size,
+            num_kv_heads=self._config.num_kv_heads,
+            rows=self.limits.cache_rows,
+            head_dim=self._config.head_dim,
+            dtype=TORCH_DTYPES[engine_dir.dtype],
+            device=device,
+        )
+        self._scheduler = Scheduler(self._target, self._cache, self.limits, {"ngram": NgramDrafter()})
+        self._eos = frozenset(self._config.eos_token_ids)
+
+    @classmethod
+    def open(cls, path: str | Path, runtime: str | None = None, threads: int | None = None) -> Session:
+        """Open an engine directory.
+
+        Args:
+            runtime: one that the directory was built for; None takes the first that is usable on this machine.
+            threads: CPU threads of ONNX Runtime, fixed for the process by its first session.
+
+        Raises:
+            EngineDirError: the directory is missing, damaged or altered.
+            UserError: the runtime is not in the directory or not usable here, or memory does not suffice.
+            EngineError: an engine could not be loaded.
+        """
+        engine_dir = EngineDir.load(path)
+        chosen = choose_runtime(engine_dir, runtime, threads)
+        # Hashing reads every file once; beside the loading of the engines, which reads the same files, it costs little.
+        check = _Check(engine_dir)
+        try:
+            session = cls(engine_dir, chosen, Tokenizer(engine_dir.path / TOKENIZER_DIR))
+        finally:
+            check.join()
+        return session
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free engines and cache."""
+        self._target.close()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Drafting methods that this directory supports, the best one last."""
+        return METHODS
+
+    def generate(
+        self,
+        prompts: Seq[Prompt],
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationConfig | None = None,
+    ) -> list[Completion]:
+        """Complete the prompts, as many at once as the directory has slots; results in the order of the prompts.
+
+        Args:
+            prompts: raw text, token ids, or chat messages (for the chat template).
+
+        Raises:
+            PromptError: a prompt is empty, too long, or holds ids that are not in the vocabulary.
+        """
+        done: dict[int, Completion] = {}
+        for event in self.stream_batch(prompts, sampling, speculation):
+            if event.completion is not None:
+                done[event.index] = event.completion
+        return [done[index] for index in range(len(prompts))]
+
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, speculation: SpeculationConfig | None = None
+    ) -> Iterator[StreamEvent]:
+        """Complete one prompt, yielding text as it grows; closing the iterator cancels."""
+        return self.stream_batch([prompt], sampling, speculation)
+
+    def stream_batch(
+        self,
+        prompts: Seq[Prompt],
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationConfig | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Complete the prompts, yielding each one's text as it grows; closing the iterator cancels them all."""
+        sampling, speculation = sampling or SamplingParams(), speculation or SpeculationConfig()
+        if isinstance(prompts, str):
+            raise PromptError("prompts is one string; give a list of prompts")
+        if speculation.method is None:
+            speculation = dataclasses.replace(speculation, method=self.methods[-1])
+        # Every prompt is checked before any is begun.
+        generations = [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
+        return self._run(generations)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            PromptError: as for `generate`.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(_valid_text(prompt))
+        elif len(prompt) and isinstance(prompt[0], Mapping):
+            ids = self.tokenizer.encode_chat(cast(Seq[Mapping[str, str]], prompt))
+        else:
+            ids = _as_ids(prompt)
+        if not ids or (isinstance(prompt, str) and not prompt):
+            raise PromptError("the prompt is empty; give at least one token")
+        if len(ids) >= self.limits.max_seq_len:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the engine directory holds {self.limits.max_seq_len} per "
+                "sequence, output included; shorten it or build with a larger --max-seq-len"
+            )
+        if min(ids) < 0 or max(ids) >= self._config.vocab_size:
+            raise PromptError(f"token ids must lie in 0..{self._config.vocab_size - 1}, found {min(ids)}..{max(ids)}")
+        return ids
+
+    def next_logits(self, token_ids: Seq[int]) -> torch.Tensor:
+        """The target's logits after these tokens, `[vocab]`; nothing may be generating meanwhile."""
+        sequence = Sequence.start(
+            0, self.encode(token_ids), self.limits.max_seq_len, SamplingParams(), SpeculationConfig()
+        )
+        return prompt_logits(sequence, self._target, self._cache.view(0, 1), self.limits.prefill_chunk)
+
+    def _generation(
+        self, index: int, prompt: Prompt, sampling: SamplingParams, speculation: SpeculationConfig
+    ) -> Generation:
+        sequence = Sequence.start(index, self.encode(prompt), self.limits.max_seq_len, sampling, speculation)
+        return Generation(sequence, TextStream(self.tokenizer, sampling.stop), self._eos)
+
+    def _run(self, generations: list[Generation]) -> Iterator[StreamEvent]:
+        parts: dict[int, list[str]] = {generation.sequence.index: [] for generation in generations}
+        try:
+            for generation in generations:
+                generation.started = time.perf_counter()
+                self._scheduler.add(generation)
+            while self._scheduler.busy:
+                for generation in self._scheduler.step():
+                    yield _event(generation, parts[generation.sequence.index])
+        finally:
+            for generation in generations:
+                self._scheduler.cancel(generation)
+
+
+def _as_ids(prompt: Seq[Any]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise PromptError("a prompt is text, a list of token ids, or a list of chat messages") from None
+
+
+def _valid_text(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the prompt is no valid Unicode text (character {error.start}); give UTF-8") from None
+    return text
+
+
+class _Check(threading.Thread):
+    """Verifies an engine directory in the background."""
+
+    def __init__(self, engine_dir: EngineDir) -> None:
+        super().__init__(name="trtspec-verify", daemon=True)
+        self._engine_dir = engine_dir
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._engine_dir.verify()
+        except (EngineDirError, OSError) as error:
+            self._error = error
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the result, and raise what was found."""
+        super().join(timeout)
+        if self._error:
+            raise self._error
+
+
+def _event(generation: Generation, parts: list[str]) -> StreamEvent:
+    text, token_ids = generation.take()
+    parts.append(text)
+    completion = _completion(generation, "".join(parts)) if generation.finished else None
+    return StreamEvent(generation.sequence.index, text, token_ids, generation.sequence.finish_reason, completion)
+
+
+def _completion(generation: Generation, text: str) -> Completion:
+    sequence = generation.sequence
+    assert generation.first_token_at and generation.ended_at and sequence.finish_reason
+    return Completion(
+        index=sequence.index,
+        text=text,
+        token_ids=sequence.history[sequence.prompt_length :].tolist(),
+        prompt_tokens=sequence.prompt_length,
+        finish_reason=sequence.finish_reason,
+        stats=generation.stats,
+        time_to_first_token_ms=1000 * (generation.first_token_at - generation.started),
+        seconds=generation.ended_at - generation.started,
+    )

@@ -1,0 +1,108 @@
+"""Every graph input and output, declared once: name, dtype and named axes.
+
+The graph builders, the engine builders, the engine runtimes and the checks read these declarations; nobody else
+spells a tensor name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SERVING_DTYPES = ("float32", "float16", "bfloat16")
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
+
+INPUTS_EMBEDS = "inputs_embeds"
+POSITION_IDS = "position_ids"
+CACHE_LENGTH = "cache_length"
+TREE_MASK = "tree_mask"
+HIDDEN_STATES = "hidden_states"
+HIDDEN_ROWS = "hidden_rows"
+LOGITS = "logits"
+LM_HEAD_WEIGHT = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One graph input or output; an axis is a size, or the name of a dynamic axis."""
+
+    name: str
+    dtype: str
+    axes: tuple[int | str, ...]
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The concrete shape with each named axis replaced by its size."""
+        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class WeightRef:
+    """Where a weight lies: a byte range of a file, `location` relative to the engine directory."""
+
+    location: str
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """The inputs and outputs of one graph; `aliases` maps an output to the input whose memory it updates in place."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def past_name(layer: int, kind: str) -> str:
+    """Name of the KV cache input of a layer; `kind` is "key" or "value"."""
+    return f"past_key_values.{layer}.{kind}"
+
+
+def present_name(layer: int, kind: str) -> str:
+    """Name of the KV cache output of a layer; `kind` is "key" or "value"."""
+    return f"present.{layer}.{kind}"
+
+
+def cache_names(num_layers: int) -> list[tuple[str, str]]:
+    """(input name, output name) of every KV cache tensor, layer by layer, key before value."""
+    return [(past_name(n, kind), present_name(n, kind)) for n in range(num_layers) for kind in ("key", "value")]
+
+
+def target_spec(
+    *, hidden_size: int, num_layers: int, num_kv_heads: int, head_dim: int, cache_rows: int, dtype: str
+) -> GraphSpec:
+    """The decoder body: embeddings in, hidden states after the final norm out, KV cache updated in place.
+
+    Args:
+        cache_rows: length of the cache's sequence axis (static: TensorScatter's KV layer in TensorRT requires it).
+    """
+    cache_axes: tuple[int | str, ...] = ("batch", num_kv_heads, cache_rows, head_dim)
+    names = cache_names(num_layers)
+    return GraphSpec(
+        name="target",
+        inputs=(
+            TensorSpec(INPUTS_EMBEDS, dtype, ("batch", "width", hidden_size)),
+            TensorSpec(POSITION_IDS, "int64", ("batch", "width")),
+            TensorSpec(CACHE_LENGTH, "int64", ("batch",)),
+            TensorSpec(TREE_MASK, "bool", ("batch", 1, "width", "live_len")),
+            *(TensorSpec(past, dtype, cache_axes) for past, _ in names),
+        ),
+        outputs=(
+            TensorSpec(HIDDEN_STATES, dtype, ("batch", "width", hidden_size)),
+            *(TensorSpec(present, dtype, cache_axes) for _, present in names),
+        ),
+        aliases={present: past for past, present in names},
+    )
+
+
+def lm_head_spec(*, hidden_size: int, vocab_size: int, dtype: str, weight_as_input: bool) -> GraphSpec:
+    """The LM head on chosen rows; with `weight_as_input` the weight is bound at run time and so can be shared."""
+    weight = (TensorSpec(LM_HEAD_WEIGHT, dtype, (vocab_size, hidden_size)),) if weight_as_input else ()
+    return GraphSpec(
+        name="lm_head",
+        inputs=(TensorSpec(HIDDEN_ROWS, dtype, ("rows", hidden_size)), *weight),
+        outputs=(TensorSpec(LOGITS, dtype, ("rows", vocab_size)),),
+    )
