@@ -79,7 +79,7 @@ def plan_build(
     runtimes = tuple(dict.fromkeys(runtimes))
     if not runtimes or set(runtimes) - set(RUNTIMES):
         raise ConfigError(f"runtimes {', '.join(runtimes) or 'none'}: choose from {', '.join(RUNTIMES)}")
-    length = max_seq_len or min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN)
+    length = min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
     limits = Limits(length, max_batch_size, max_draft_tokens, prefill_chunk=min(256, length))
     _check_context(config, limits)
     plan = BuildPlan(

@@ -74,7 +74,7 @@ class EngineDir:
         data = _read_manifest(directory)
         try:
             result = _from_json(directory, data)
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as error:
             raise EngineDirError(
                 f"{directory / MANIFEST} does not fit format {FORMAT_VERSION} ({error}); {_REBUILD}"
             ) from None
@@ -203,6 +203,10 @@ def _from_json(directory: Path, data: Mapping[str, Any]) -> EngineDir:
     for name in rest["files"]:
         if name.startswith("/") or ".." in Path(name).parts:
             raise ValueError(f"file name {name!r} leaves the directory")
+    parts = [file for record in rest["runtimes"].values() for file in record.graphs.values()]
+    for name in (rest["embedding"].location, rest["lm_head"].location, *parts):
+        if name not in rest["files"]:
+            raise ValueError(f"part {name!r} is none of its files")
     return EngineDir(path=directory, **rest)
 
 

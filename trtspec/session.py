@@ -197,7 +197,10 @@ class Session:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(_valid_text(prompt))
         elif len(prompt) and isinstance(prompt[0], Mapping):
-            ids = self.tokenizer.encode_chat(cast(Seq[Mapping[str, str]], prompt))
+            messages = cast(Seq[Mapping[str, str]], prompt)
+            for text in (value for message in messages for value in message.values() if isinstance(value, str)):
+                _valid_text(text)
+            ids = self.tokenizer.encode_chat(messages)
         else:
             ids = _as_ids(prompt)
         if not ids or (isinstance(prompt, str) and not prompt):

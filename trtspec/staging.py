@@ -20,17 +20,21 @@ def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
     What a killed build left beside `output` is removed by the next one.
 
     Raises:
-        UserError: `output` exists and is not empty and `force` is not given; the disk is full.
+        UserError: `output` exists and is not empty and `force` is not given; it can't be made; the disk is full.
     """
     check_output(output, force=force)
-    parent = output.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(parent, output.name)
-    staging = parent / f".{output.name}.building-{os.getpid()}"
-    staging.mkdir()
+    # A symbolic link stays and its target is replaced: the two may lie on different file systems.
+    place = output.resolve()
+    staging = place.parent / f".{place.name}.building-{os.getpid()}"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(place.parent, place.name)
+        staging.mkdir()
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be made ({error}); choose another directory") from None
     try:
         yield staging
-        _replace(staging, output.absolute())
+        _replace(staging, place, force)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"no space left on the disk of {output}; free some or choose another --output") from None
@@ -41,20 +45,30 @@ def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
 
 def check_output(output: Path, *, force: bool) -> None:
     """Raise UserError where `output` must not be written."""
-    if not output.exists():
+    resolved = output.resolve()
+    if not resolved.exists():
         return
-    if not output.is_dir():
+    if not resolved.is_dir():
         raise UserError(f"--output {output} is a file; choose a directory")
-    if any(output.iterdir()) and not force:
+    if any(resolved.iterdir()) and not force:
         raise UserError(f"--output {output} exists and is not empty; choose another directory or add --force")
-    here, home, resolved = Path.cwd(), Path.home(), output.resolve()
+    here, home = Path.cwd(), Path.home().resolve()
     if resolved in (here, home, *here.parents, *home.parents):
         raise UserError(f"--output {output} is or holds the current or the home directory; choose a new directory")
+    if resolved.is_mount():
+        raise UserError(f"--output {output} is a mount point, which cannot be replaced; choose a directory below it")
 
 
-def _replace(staging: Path, output: Path) -> None:
-    if not output.exists():
-        staging.rename(output)
+def _replace(staging: Path, output: Path, force: bool) -> None:
+    if not force or not output.exists():
+        try:
+            staging.rename(output)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise UserError(
+                f"--output {output} was made by another build meanwhile; choose another directory or add --force"
+            ) from None
         return
     old = output.parent / f".{output.name}.replaced-{os.getpid()}"
     output.rename(old)
@@ -70,8 +84,9 @@ def _remove_leftovers(parent: Path, name: str) -> None:
     pattern = re.compile(re.escape(f".{name}.") + r"(?:building|replaced)-(\d+)")
     for entry in parent.iterdir():
         match = pattern.fullmatch(entry.name)
-        if match and not _alive(int(match[1])):
-            shutil.rmtree(entry)
+        # In a container every build may have the same process id: what bears this one's was left by an earlier one.
+        if match and (int(match[1]) == os.getpid() or not _alive(int(match[1]))):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:

@@ -24,7 +24,7 @@ def save_tokenizer(source: Path, gguf_file: str | None, pre_tokenizer: str | Non
         pre_tokenizer: the GGUF file's `tokenizer.ggml.pre`.
 
     Raises:
-        CheckpointError: there is no tokenizer, or transformers cannot read it.
+        CheckpointError: there is no tokenizer, transformers cannot read it, or it cannot be written.
     """
     from transformers import AutoTokenizer
 
@@ -45,7 +45,10 @@ def save_tokenizer(source: Path, gguf_file: str | None, pre_tokenizer: str | Non
         )
     if gguf_file:
         _restore_splitting(tokenizer, pre_tokenizer, place)
-    tokenizer.save_pretrained(directory)
+    try:
+        tokenizer.save_pretrained(directory)
+    except Exception as error:  # the tokenizers package raises plain Exception for a full disk
+        raise CheckpointError(f"the tokenizer cannot be written to {directory}: {error}") from None
 
 
 def _restore_splitting(tokenizer: Any, kind: str | None, place: Path) -> None:

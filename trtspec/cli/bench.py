@@ -11,8 +11,8 @@ import click
 from tqdm import tqdm
 
 from trtspec.bench.datasets import BUILT_IN, load_dataset
-from trtspec.cli.run import SPECULATION
-from trtspec.config import METHODS, OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
+from trtspec.cli.options import engine_options, ngram_options
+from trtspec.config import METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -32,19 +32,9 @@ if TYPE_CHECKING:
     "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each; medians count."
 )
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Tokens to generate at most.")
-@click.option("--ngram-min", default=SPECULATION.ngram_min, show_default=True, help="Shortest match that drafts.")
-@click.option("--ngram-max", default=SPECULATION.ngram_max, show_default=True, help="Longest match looked for.")
-@click.option("--ngram-tokens", default=SPECULATION.ngram_tokens, show_default=True, help="Draft tokens at most.")
-@click.option(
-    "--ngram-occurrence",
-    type=click.Choice(OCCURRENCES),
-    default=SPECULATION.ngram_occurrence,
-    show_default=True,
-    help="Which of several equally long matches.",
-)
+@ngram_options
 @click.option("--compare", type=click.Choice(["hf"]), help="Also run Hugging Face generate, plain and prompt lookup.")
-@click.option("--runtime", type=click.Choice(RUNTIMES), help="Runtime.  [default: the first of DIR's usable here]")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one per core]")
+@engine_options
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
 def bench(
     directory: Path,
@@ -71,6 +61,8 @@ def bench(
     sampling = SamplingParams(max_new_tokens)
     if json_file and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
+    if json_file and json_file.is_dir():
+        raise ConfigError(f"--json {json_file} is a directory; give the name of a file")
     prompts = load_dataset(dataset, limit)
 
     from trtspec.bench.runner import SessionMethod

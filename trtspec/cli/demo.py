@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtspec.cli.bench import format_rows
-from trtspec.cli.progress import StageBar
+from trtspec.cli.progress import StageBar, note
 from trtspec.config import METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import TrtspecError
 
@@ -57,7 +57,7 @@ def demo(output: Path | None, keep: bool, as_json: bool) -> None:
     scratch = None if output or keep else Path(tempfile.mkdtemp(prefix="trtspec-demo-"))
     directory = output or (scratch / "engine" if scratch else KEPT)
     try:
-        click.echo("building engines for the demo target (the first time it is fetched: 93 MB)", err=True)
+        note("building engines for the demo target (the first time it is fetched: 93 MB)")
         with StageBar() as bar:
             build("demo", directory, max_seq_len=2048, progress=bar.report)
         comparisons = _compare(directory)
@@ -79,7 +79,7 @@ def _compare(directory: Path) -> dict[str, Comparison]:
     from trtspec.session import Session
 
     def run(session: Session, name: str, text: str) -> Comparison:
-        click.echo(f"generating: {name}", err=True)
+        note(f"generating: {name}")
         contenders = [SessionMethod(session, SpeculationConfig(method)) for method in METHODS]
         prompt = session.encode([{"role": "user", "content": text}])
         return compare(session, contenders, [(name, prompt)], SamplingParams(max_new_tokens=192), repeats=3)

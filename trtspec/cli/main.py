@@ -20,7 +20,7 @@ from trtspec.cli.run import run
 from trtspec.errors import TrtspecError, UserError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="trtspec")
 @click.option("-v", "--verbose", is_flag=True, help="Log what is done to stderr.")
 def cli(verbose: bool) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+import click
 from tqdm import tqdm
+
+
+def note(text: str) -> None:
+    """Say what comes next, on a terminal."""
+    if sys.stderr.isatty():
+        click.echo(text, err=True)
 
 
 class StageBar:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtspec.config import METHODS, OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
+from trtspec.cli.options import SAMPLING, engine_options, ngram_options
+from trtspec.config import METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import PromptError
 
 if TYPE_CHECKING:
     from trtspec.session import Completion, Session
-
-SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
 
 
 @click.command()
@@ -26,23 +25,13 @@ SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
 )
 @click.option("--chat/--raw", default=None, help="Use the chat template or not.  [default: chat if there is one]")
 @click.option("--method", type=click.Choice(METHODS), help="Drafting method.  [default: the best one DIR supports]")
-@click.option("--ngram-min", default=SPECULATION.ngram_min, show_default=True, help="Shortest match that drafts.")
-@click.option("--ngram-max", default=SPECULATION.ngram_max, show_default=True, help="Longest match looked for.")
-@click.option("--ngram-tokens", default=SPECULATION.ngram_tokens, show_default=True, help="Draft tokens at most.")
-@click.option(
-    "--ngram-occurrence",
-    type=click.Choice(OCCURRENCES),
-    default=SPECULATION.ngram_occurrence,
-    show_default=True,
-    help="Which of several equally long matches.",
-)
+@ngram_options
 @click.option(
     "--max-new-tokens", default=SAMPLING.max_new_tokens, show_default=True, help="Tokens to generate at most."
 )
 @click.option("--stop", multiple=True, help="Text that ends the output; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token.")
-@click.option("--runtime", type=click.Choice(RUNTIMES), help="Runtime.  [default: the first of DIR's usable here]")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one per core]")
+@engine_options
 @click.option("--stream/--no-stream", default=None, help="Show text as it grows.  [default: for a single prompt]")
 @click.option("--stats", is_flag=True, help="Print the table of metrics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one per prompt, in order.")
@@ -93,14 +82,14 @@ def read_prompts(path: Path) -> list[Any]:
         PromptError: the file is missing, empty or malformed; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise PromptError(f"--prompt-file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise PromptError(f"--prompt-file {path} is not UTF-8 (byte {error.start}); convert it") from None
     if path.suffix != ".jsonl":
         return [text]
-    prompts = [_read_line(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    prompts = [_read_line(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not prompts:
         raise PromptError(f"--prompt-file {path} holds no prompt")
     return prompts
@@ -110,7 +99,7 @@ def print_stats(completions: list[Completion]) -> None:
     """The metrics of each completion, a column each, to stderr."""
     tables = [_flatten(completion.metrics) for completion in completions]
     click.echo("", err=True)
-    for name in tables[0]:
+    for name in max(tables, key=len):
         click.echo(f"{name:<34}" + "".join(f"{_cell(table.get(name, '')):>12}" for table in tables), err=True)
 
 

@@ -6,9 +6,12 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# The longest UTF-8 character has 4 bytes, so more tokens than this that end in a replacement character hold bytes
-# that will never become a character.
+# A UTF-8 character has at most 4 bytes, so text that ends in a replacement character for more pushes than this holds
+# bytes that will never become a character; only the last three replacement characters may still turn into one.
 _LONGEST_WAIT = 8
+_LONGEST_TAIL = 3
+# Read ids are kept as context up to this many, so that most steps decode once; then all but the last read are dropped.
+_LONGEST_WINDOW = 32
 
 
 class Decoder(Protocol):
@@ -31,6 +34,10 @@ class TextStream:
         self._ids: list[int] = []
         self._read = 0
         """Ids before this one are in the text already; they stay only as context for the next decoding."""
+        self._known = ""
+        """The part of the ids' text that is in `_held` or released."""
+        self._waited = 0
+        """Pushes since the text last ended in a whole character."""
         self._held = ""
         """Decoded, not released: it may be the start of a stop string."""
         self._released: list[str] = []
@@ -62,13 +69,29 @@ class TextStream:
         """Decode the unread ids behind the read ones, which give them their context (spaces, joined bytes)."""
         if self._read == len(self._ids):
             return False
-        known = self._decoder.decode(self._ids[: self._read], skip_special_tokens=True)
         text = self._decoder.decode(self._ids, skip_special_tokens=True)
-        unfinished = text.endswith(REPLACEMENT) and len(self._ids) - self._read <= _LONGEST_WAIT
-        if unfinished and not final:
+        if text.endswith(REPLACEMENT) and not final:
+            return self._wait(text)
+        self._waited = 0
+        if text and text == self._known:
+            # Skipped tokens. Alone, they would be no context for the next one: a first token loses its space.
+            del self._ids[self._read :]
             return False
-        self._ids, self._read = self._ids[self._read :], len(self._ids) - self._read
-        return self._extend(text[len(known) :])
+        piece = text[len(self._known) :]
+        if len(self._ids) > _LONGEST_WINDOW:
+            self._ids = self._ids[self._read :]
+            text = self._decoder.decode(self._ids, skip_special_tokens=True)
+        self._read, self._known = len(self._ids), text
+        return self._extend(piece)
+
+    def _wait(self, text: str) -> bool:
+        """Leave an incomplete character for the next push, but do not wait for ever."""
+        self._waited += 1
+        if self._waited <= _LONGEST_WAIT:
+            return False
+        piece = text[len(self._known) : -_LONGEST_TAIL]
+        self._known += piece
+        return self._extend(piece)
 
     def _extend(self, piece: str) -> bool:
         self._held += piece

@@ -8,30 +8,35 @@ import numpy as np
 import torch
 
 from trtspec.draft.tree import DraftTree
+from trtspec.engine.base import Buckets
 from trtspec.engine.target import Rows
 from trtspec.sequence import Sequence
 
+EXACT = Buckets()
 
-def verification_rows(sequences: Seq[Sequence], trees: Seq[DraftTree]) -> Rows:
-    """Root and draft tokens of every sequence, padded to the widest tree.
+
+def verification_rows(sequences: Seq[Sequence], trees: Seq[DraftTree], buckets: Buckets = EXACT) -> Rows:
+    """Root and draft tokens of every sequence, padded to the widest tree's bucket.
 
     A row sees the committed tokens, its ancestors and itself. Padding rows repeat the root's token and position and
     see the committed tokens only; nothing sees them, and the next pass overwrites their KV.
     """
-    batch, width = len(sequences), max(tree.width for tree in trees)
-    live = max(sequence.cached + tree.width for sequence, tree in zip(sequences, trees, strict=True))
+    batch, width = len(sequences), buckets.width(max(tree.width for tree in trees))
+    live = buckets.live(max(sequence.cached + tree.width for sequence, tree in zip(sequences, trees, strict=True)))
     tokens = np.empty((batch, width), dtype=np.int32)
     positions = np.empty((batch, width), dtype=np.int64)
+    cached = np.empty(batch, dtype=np.int64)
     mask = np.zeros((batch, 1, width, live), dtype=bool)
     for b, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
-        cached = sequence.cached
-        tokens[b] = sequence.tokens[cached]
-        tokens[b, 1 : tree.width] = tree.tokens
-        positions[b] = cached
-        positions[b, : tree.width] += tree.depths()
-        mask[b, 0, :, :cached] = True
-        mask[b, 0, : tree.width, cached : cached + tree.width] = tree.mask()
-    return _rows(tokens, positions, [sequence.cached for sequence in sequences], mask)
+        start = cached[b] = sequence.cached
+        tokens[b] = sequence.tokens[start]
+        positions[b] = start
+        mask[b, 0, :, :start] = True
+        mask[b, 0, : tree.width, start : start + tree.width] = tree.mask
+        if tree.size:
+            tokens[b, 1 : tree.width] = tree.tokens
+            positions[b, : tree.width] += tree.depths
+    return _rows(tokens, positions, cached, mask)
 
 
 def prefill_rows(sequence: Sequence, chunk: int) -> Rows:
@@ -41,23 +46,28 @@ def prefill_rows(sequence: Sequence, chunk: int) -> Rows:
     tokens = sequence.tokens[None, start:stop].copy()
     positions = np.arange(start, stop)[None]
     mask = np.tri(stop - start, stop, start, dtype=bool)[None, None]
-    return _rows(tokens, positions, [start], mask)
+    return _rows(tokens, positions, np.array([start]), mask)
 
 
 def select_rows(hidden: torch.Tensor, trees: Seq[DraftTree]) -> torch.Tensor:
     """The hidden rows `[sum of widths, hidden]` of `[batch, width, hidden]` without the padding."""
     batch, width, size = hidden.shape
-    flat = hidden.reshape(batch * width, size)
-    if all(tree.width == width for tree in trees):
+    flat = hidden.view(batch * width, size)
+    if sum([tree.width for tree in trees]) == batch * width:
         return flat
     index = np.concatenate([np.arange(tree.width) + b * width for b, tree in enumerate(trees)])
     return flat.index_select(0, torch.from_numpy(index).to(hidden.device))
 
 
-def _rows(tokens: np.ndarray, positions: np.ndarray, cached: list[int], mask: np.ndarray) -> Rows:
-    return Rows(
-        torch.from_numpy(tokens),
-        torch.from_numpy(positions),
-        torch.tensor(cached, dtype=torch.int64),
-        torch.from_numpy(mask),
-    )
+def split_rows(values: np.ndarray, trees: Seq[DraftTree]) -> list[np.ndarray]:
+    """Per-row values `[sum of widths]` as one array `[width]` per tree."""
+    parts, start = [], 0
+    for tree in trees:
+        parts.append(values[start : start + tree.width])
+        start += tree.width
+    return parts
+
+
+def _rows(tokens: np.ndarray, positions: np.ndarray, cached: np.ndarray, mask: np.ndarray) -> Rows:
+    arrays = (tokens, positions, cached, mask)
+    return Rows(*[torch.from_numpy(array) for array in arrays])

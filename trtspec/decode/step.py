@@ -6,13 +6,12 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 
 from trtspec import sampling
 from trtspec.decode.accept import accept, count_matches
 from trtspec.decode.generation import Generation
-from trtspec.decode.rows import prefill_rows, select_rows, verification_rows
+from trtspec.decode.rows import prefill_rows, select_rows, split_rows, verification_rows
 from trtspec.draft.ngram import NgramDrafter
 from trtspec.draft.tree import EMPTY, DraftTree
 from trtspec.engine.base import CacheView
@@ -65,10 +64,10 @@ def decode_step(
     sequences = [generation.sequence for generation in batch]
     trees = [_draft(generation, drafters, max_draft_tokens) for generation in batch]
     clock.lap("ngram")
-    hidden = target.forward(verification_rows(sequences, trees), cache.view(0, len(batch)))
+    hidden = target.forward(verification_rows(sequences, trees, target.buckets), cache.view(0, len(batch)))
     logits = target.logits(select_rows(hidden, trees))
     clock.skip()
-    picks = np.split(sampling.greedy(logits), np.cumsum([tree.width for tree in trees])[:-1])
+    picks = split_rows(sampling.greedy(logits), trees)
     acceptances = [accept(tree, pick) for tree, pick in zip(trees, picks, strict=True)]
     clock.lap("accept")
     for generation, tree, pick, acceptance in zip(batch, trees, picks, acceptances, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -43,20 +43,22 @@ class DraftTree:
         """Rows of the verification: root and draft tokens."""
         return self.size + 1
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         """Whether it is a single path."""
         return bool((self.parents == _counting(self.size)).all())
 
+    @cached_property
     def depths(self) -> np.ndarray:
-        """Distance of each row to the root, int64 `[width]`."""
+        """Distance of each row to the root, int32 `[width]`."""
         if self.is_chain:
-            return np.arange(self.width)
-        depths = np.zeros(self.width, dtype=np.int64)
+            return _counting(self.width)
+        depths = np.zeros(self.width, dtype=np.int32)
         for i, parent in enumerate(self.parents):
             depths[i + 1] = depths[parent] + 1
         return depths
 
+    @cached_property
     def mask(self) -> np.ndarray:
         """bool `[width, width]`: a row sees itself and its ancestors."""
         if self.is_chain:

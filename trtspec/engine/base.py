@@ -30,6 +30,27 @@ class CacheView:
     """Input name -> contiguous view `[batch, kv_heads, cache_rows, head_dim]` on the device, updated in place."""
 
 
+@dataclass(frozen=True)
+class Buckets:
+    """Sizes that passes are padded to, so that few distinct shapes occur (one CUDA graph serves each)."""
+
+    widths: tuple[int, ...] = ()
+    """Ascending; a pass takes the first that fits, or its own width where none does."""
+    live_step: int = 1
+    """live_len is rounded up to a multiple of this, but not beyond `max_live`."""
+    max_live: int = 0
+
+    def width(self, width: int) -> int:
+        """The width to run a pass of this width at."""
+        return next((bucket for bucket in self.widths if bucket >= width), width)
+
+    def live(self, length: int) -> int:
+        """The live length to run a pass of this live length at."""
+        if self.live_step == 1:
+            return length
+        return max(length, min(-(-length // self.live_step) * self.live_step, self.max_live))
+
+
 class Engine(Protocol):
     """A compiled graph with the inputs and outputs that `spec` declares."""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from trtspec.checkpoint.target import TargetConfig
-from trtspec.engine.base import Engine
+from trtspec.config import Limits
+from trtspec.engine.base import Buckets, Engine
 from trtspec.engine.onnxruntime_engine import OnnxRuntimeEngine, set_threads
 from trtspec.engine.target import Target, map_weight
 from trtspec.engine.tensorrt_engine import TensorRTEngine, usable
@@ -63,14 +64,21 @@ def load_target(engine_dir: EngineDir, runtime: str, config: TargetConfig) -> tu
         check_memory(engine_dir, config, device)
         head: Engine = OnnxRuntimeEngine(graphs["lm_head"], head_spec)
         return Target(table, OnnxRuntimeEngine(graphs["target"], body_spec), head), device
-    device = torch.device("cuda")
+    device = torch.device("cuda", torch.cuda.current_device())
     check_memory(engine_dir, config, device)
     head_spec = lm_head_spec(config, engine_dir.dtype, weight_as_input=True)
     table = table.to(device)
     tied = engine_dir.lm_head == engine_dir.embedding
     weight = table if tied else map_weight(engine_dir.path, engine_dir.lm_head).to(device)
     body = TensorRTEngine(runtime, graphs["target"], body_spec)
-    return Target(table, body, TensorRTEngine(runtime, graphs["lm_head"], head_spec), weight), device
+    lm_head = TensorRTEngine(runtime, graphs["lm_head"], head_spec)
+    return Target(table, body, lm_head, weight, graph_buckets(engine_dir.limits)), device
+
+
+def graph_buckets(limits: Limits) -> Buckets:
+    """Widths and live lengths that CUDA graphs are captured for."""
+    widths = [width for width in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if width < limits.max_width]
+    return Buckets((*widths, limits.max_width), live_step=64, max_live=limits.cache_rows)
 
 
 def check_memory(engine_dir: EngineDir, config: TargetConfig, device: torch.device) -> None:

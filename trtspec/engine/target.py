@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from trtspec import tensors
-from trtspec.engine.base import TORCH_DTYPES, CacheView, Engine
+from trtspec.engine.base import TORCH_DTYPES, Buckets, CacheView, Engine
 from trtspec.tensors import WeightRef
 
 
@@ -30,15 +30,24 @@ class Rows:
 class Target:
     """Runs the target; counts the seconds spent inside engines."""
 
+    buckets: Buckets = Buckets()
+
     def __init__(
-        self, embedding: torch.Tensor, body: Engine, lm_head: Engine, lm_head_weight: torch.Tensor | None = None
+        self,
+        embedding: torch.Tensor,
+        body: Engine,
+        lm_head: Engine,
+        lm_head_weight: torch.Tensor | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         """Nothing is copied.
 
         Args:
             embedding: the table `[vocab, hidden]`, wherever it lies.
             lm_head_weight: `[vocab, hidden]`, where the LM head's graph takes its weight as an input.
+            buckets: sizes that decode passes are padded to; None: no padding.
         """
+        self.buckets = buckets or Buckets()
         self._embedding = embedding
         self._body = body
         self._lm_head = lm_head

@@ -60,13 +60,13 @@ class GraphBuilder:
                 name=name,
                 base_dir=str(self._directory),
             )
-            self._add_initializer(name, tensor)
+            self._add_initializer(name, tensor, ref.shape)
         return self._initializers[name]
 
     def constant(self, name: str, array: np.ndarray, dtype: str) -> ir.Value:
         """An initializer stored in the graph file; `array` must hold values of the given dtype."""
         if name not in self._initializers:
-            self._add_initializer(name, ir.Tensor(array, dtype=IR_DTYPES[dtype], name=name))
+            self._add_initializer(name, ir.Tensor(array, dtype=IR_DTYPES[dtype], name=name), array.shape)
         return self._initializers[name]
 
     def output(self, name: str, value: ir.Value) -> None:
@@ -93,8 +93,7 @@ class GraphBuilder:
     def _declared(self, tensor: TensorSpec) -> ir.Value:
         return ir.Value(name=tensor.name, type=ir.TensorType(IR_DTYPES[tensor.dtype]), shape=ir.Shape(tensor.axes))
 
-    def _add_initializer(self, name: str, tensor: ir.TensorProtocol) -> None:
-        shape = ir.Shape(list(tensor.shape))
+    def _add_initializer(self, name: str, tensor: ir.TensorProtocol, shape: tuple[int, ...]) -> None:
         self._initializers[name] = ir.Value(
-            name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor
+            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(shape), const_value=tensor
         )

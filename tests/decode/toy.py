@@ -1,0 +1,332 @@
+"""A target with exact arithmetic, whose next token is a function of the token path that its rows see in the KV cache.
+
+A wrong mask, position, cache row or slot changes what a row sees, hence the tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trtspec.config import Limits, SamplingParams, SpeculationConfig
+from trtspec.decode.detokenize import TextStream
+from trtspec.decode.generation import Generation
+from trtspec.decode.scheduler import Scheduler
+from trtspec.draft.ngram import NgramDrafter
+from trtspec.draft.tree import EMPTY, NGRAM, SOURCES, DraftTree, check_tree
+from trtspec.engine.base import CacheView
+from trtspec.engine.kv_cache import KVCache
+from trtspec.engine.target import Rows, Target
+from trtspec.sequence import CONTEXT, LENGTH, STOP, Sequence
+
+PIECES = ("a", "b", "ab", ". ", "ba", "é", "aa", "c", "bb", "世", "d", "e")
+LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 2
+_TENSOR_OFFSET = 4096
+
+
+def _checksum(numbers: Seq[int], salt: int) -> int:
+    return zlib.crc32(np.asarray(numbers, dtype=np.int32).tobytes(), salt)
+
+
+class ToyTarget(Target):
+    """Mostly the last two tokens decide the next one, so text repeats; one time in `surprise` the whole path does.
+
+    Every pass writes each row's token and position to the cache, and reads what a row sees from there. A row whose
+    visible positions are not 0..its own, once each, with its own token last, gets a token from all of that content.
+    """
+
+    def __init__(self, vocab: int = 11, salt: int = 0, surprise: int = 6) -> None:
+        self.vocab, self.salt, self.surprise = vocab, salt, surprise
+        self.engine_seconds = 0.0
+        self.widths: list[int] = []
+        """Rows per sequence of each pass."""
+        self.last_position = -1
+        """The furthest position that any row had."""
+        self._lent: dict[str, torch.Tensor] = {}
+
+    def next_token(self, path: Seq[int]) -> int:
+        """The token after a path."""
+        return self._pick(_checksum(path, self.salt), _checksum(path[-2:], self.salt + 1))
+
+    def forward(self, rows: Rows, cache: CacheView) -> torch.Tensor:
+        batch, width = rows.tokens.shape
+        assert cache.key[1] == batch == len(rows.cache_length)
+        assert rows.mask.shape[:3] == (batch, 1, width)
+        self._write(rows, cache.tensors)
+        self.widths.append(width)
+        self.last_position = max(self.last_position, int(rows.positions.max()))
+        hidden = torch.empty((batch, width, 2), dtype=torch.float64)
+        for b in range(batch):
+            tokens, positions = stored_rows(cache.tensors, b, rows.mask.shape[-1])
+            for w in range(width):
+                visible = np.flatnonzero(rows.mask[b, 0, w].numpy())
+                path = sorted(zip(positions[visible].tolist(), tokens[visible].tolist(), strict=True))
+                hidden[b, w] = torch.tensor(self._encode(path, int(rows.positions[b, w]), int(rows.tokens[b, w])))
+        return self._lend("hidden", hidden)
+
+    def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros((len(hidden_rows), self.vocab))
+        for row, (whole, tail) in enumerate(hidden_rows.tolist()):
+            logits[row, self._pick(int(whole), int(tail))] = 1.0
+        return self._lend("logits", logits)
+
+    def close(self) -> None:
+        pass
+
+    def _pick(self, whole: int, tail: int) -> int:
+        return (whole if whole % self.surprise == 0 else tail) % self.vocab
+
+    def _encode(self, path: list[tuple[int, int]], position: int, token: int) -> tuple[int, int]:
+        tokens = [token for _, token in path]
+        if [at for at, _ in path] == list(range(position + 1)) and tokens[-1] == token:
+            return _checksum(tokens, self.salt), _checksum(tokens[-2:], self.salt + 1)
+        broken = _checksum([position, token, *(number for pair in path for number in pair)], self.salt + 2)
+        return broken, broken
+
+    def _write(self, rows: Rows, tensors: Mapping[str, torch.Tensor]) -> None:
+        for i, (name, tensor) in enumerate(tensors.items()):
+            content = rows.tokens + 1 if name.endswith("key") else rows.positions
+            for b, start in enumerate(rows.cache_length.tolist()):
+                target = tensor[b, :, start : start + content.shape[1]]
+                target.copy_((content[b] + i * _TENSOR_OFFSET)[None, :, None].expand_as(target))
+
+    def _lend(self, name: str, result: torch.Tensor) -> torch.Tensor:
+        """As an engine does, give out a result that the next run overwrites."""
+        if name in self._lent:
+            self._lent[name].fill_(-1)
+        self._lent[name] = result
+        return result
+
+
+def stored_rows(tensors: Mapping[str, torch.Tensor], slot: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and positions in the first rows of a slot; every head and layer must hold the same."""
+    found: dict[str, np.ndarray] = {}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        content = tensor[slot, :, :count].numpy()
+        assert (content == content[:1, :, :1]).all(), "heads differ"
+        kind = name.rsplit(".", 1)[1]
+        numbers = content[0, :, 0].astype(np.int64)
+        # Rows that were never written hold 0 in every tensor.
+        numbers = np.where(numbers == 0, 0, numbers - i * _TENSOR_OFFSET)
+        assert (found.setdefault(kind, numbers) == numbers).all(), "layers differ"
+    return found["key"] - 1, found["value"]
+
+
+def toy_cache(limits: Limits) -> KVCache:
+    return KVCache(
+        num_layers=LAYERS,
+        slots=limits.max_batch_size,
+        num_kv_heads=KV_HEADS,
+        rows=limits.cache_rows,
+        head_dim=HEAD_DIM,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+@dataclass(frozen=True)
+class PieceDecoder:
+    """Joins PIECES; `special` tokens have no text."""
+
+    special: frozenset[int] = frozenset()
+
+    def decode(self, ids: Seq[int], skip_special_tokens: bool = True) -> str:
+        return "".join(PIECES[token] for token in ids if not (skip_special_tokens and token in self.special))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    speculation: SpeculationConfig = field(default_factory=lambda: SpeculationConfig(method="none"))
+    eos: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a user gets."""
+
+    tokens: list[int]
+    text: str
+    reason: str | None
+
+
+def reference(target: ToyTarget, request: Request, capacity: int) -> Outcome:
+    """Plain decoding one token at a time, with nothing of trtspec in it."""
+    path, tokens, text, sampling = list(request.prompt), [], "", request.sampling
+    while True:
+        token = target.next_token(path)
+        path.append(token)
+        tokens.append(token)
+        is_eos = token in request.eos
+        if is_eos and not sampling.ignore_eos:
+            return Outcome(tokens, text, STOP)
+        text += "" if is_eos else PIECES[token]
+        cuts = [text.index(stop) for stop in sampling.stop if stop in text]
+        if cuts:
+            return Outcome(tokens, text[: min(cuts)], STOP)
+        if len(tokens) == sampling.max_new_tokens:
+            return Outcome(tokens, text, LENGTH)
+        if len(path) == capacity:
+            return Outcome(tokens, text, CONTEXT)
+
+
+class TreeDrafter(NgramDrafter):
+    """Proposes random trees with siblings: `skill` of the branches go on as the target does, the others at random."""
+
+    def __init__(self, target: ToyTarget, seed: int, skill: float = 0.7, favourites: Seq[int] = ()) -> None:
+        """`favourites` are tokens that wrong guesses prefer."""
+        self._target = target
+        self._random = random.Random(seed)
+        self._skill = skill
+        self._favourites = list(favourites)
+        self.trees: list[DraftTree] = []
+
+    def draft(self, sequence: Sequence, room: int) -> DraftTree:
+        paths, parents, tokens = [sequence.history.tolist()], [], []
+        for _ in range(self._random.randint(0, room)):
+            # The newest row half of the time, so that trees grow deep as well as wide.
+            parent = len(tokens) if self._random.random() < 0.5 else self._random.randint(0, len(tokens))
+            token = self._guess(paths[parent])
+            if (parent, token) not in zip(parents, tokens, strict=True):
+                parents.append(parent)
+                tokens.append(token)
+                paths.append([*paths[parent], token])
+        if not tokens:
+            return EMPTY
+        source = tuple(self._random.choice(SOURCES) for _ in tokens)
+        tree = DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), source)
+        check_tree(tree)
+        self.trees.append(tree)
+        return tree
+
+    def _guess(self, path: list[int]) -> int:
+        if self._random.random() < self._skill:
+            return self._target.next_token(path)
+        return self._random.choice(self._favourites or range(self._target.vocab))
+
+
+class OracleDrafter(NgramDrafter):
+    """Proposes a chain of what the target will pick, as long as there is room, whatever ends the sequence."""
+
+    def __init__(self, target: ToyTarget, num_tokens: int) -> None:
+        self._target = target
+        self._num_tokens = num_tokens
+        self.trees: list[DraftTree] = []
+
+    def draft(self, sequence: Sequence, room: int) -> DraftTree:
+        path = sequence.history.tolist()
+        for _ in range(min(room, self._num_tokens)):
+            path.append(self._target.next_token(path))
+        self.trees.append(DraftTree.chain(np.array(path[sequence.length :]), NGRAM))
+        return self.trees[-1]
+
+
+class Server:
+    """A scheduler over a toy target, checked after every step."""
+
+    def __init__(self, target: ToyTarget, limits: Limits, drafter: NgramDrafter | None = None) -> None:
+        self.target, self.limits, self.cache = target, limits, toy_cache(limits)
+        self.scheduler = Scheduler(target, self.cache, limits, {NGRAM: drafter or NgramDrafter()})
+        self.streamed: dict[int, Outcome] = {}
+
+    def add(self, index: int, request: Request, special: frozenset[int] | None = None) -> Generation:
+        """Queue a request; its end-of-sequence tokens have no text unless `special` says otherwise."""
+        sequence = Sequence.start(index, request.prompt, self.limits.max_seq_len, request.sampling, request.speculation)
+        decoder = PieceDecoder(request.eos if special is None else special)
+        generation = Generation(sequence, TextStream(decoder, request.sampling.stop), request.eos)
+        self.scheduler.add(generation)
+        self.streamed[index] = Outcome([], "", None)
+        return generation
+
+    def step(self) -> list[Generation]:
+        """One step of the scheduler; what it yields is collected as a stream."""
+        progressed = self.scheduler.step()
+        assert len({id(generation) for generation in progressed}) == len(progressed)
+        for generation in progressed:
+            self.collect(generation)
+        self.check()
+        return progressed
+
+    def collect(self, generation: Generation) -> None:
+        """Take what is new."""
+        text, tokens = generation.take()
+        index, so_far = generation.sequence.index, self.streamed[generation.sequence.index]
+        assert so_far.reason is None, "tokens after the end"
+        self.streamed[index] = Outcome(so_far.tokens + tokens, so_far.text + text, generation.sequence.finish_reason)
+
+    def cancel(self, generation: Generation) -> None:
+        self.scheduler.cancel(generation)
+        self.check()
+
+    def run(self, after_step: Callable[[], None] | None = None) -> None:
+        """Step until nothing is left; a step without any progress for long would be a hang."""
+        budget = sum(len(g.sequence.tokens) for g in self.waiting + self.running) + 10
+        while self.scheduler.busy:
+            self.step()
+            if after_step:
+                after_step()
+            budget -= 1
+            assert budget > 0, "the scheduler makes no progress"
+        assert self.running == []
+
+    @property
+    def waiting(self) -> list[Generation]:
+        return list(self.scheduler._waiting)
+
+    @property
+    def active(self) -> list[Generation]:
+        return self.scheduler._active
+
+    @property
+    def prefilling(self) -> Generation | None:
+        return self.scheduler._prefilling
+
+    @property
+    def running(self) -> list[Generation]:
+        """Those with a slot, in the order of the slots that they should have."""
+        return self.active + ([self.prefilling] if self.prefilling else [])
+
+    def check(self) -> None:
+        """What holds between steps."""
+        assert len(self.running) <= self.cache.slots
+        for slot, generation in enumerate(self.running):
+            sequence = generation.sequence
+            assert not generation.finished
+            assert sequence.slot == slot
+            assert sequence.length < sequence.capacity
+            assert sequence.generated < sequence.sampling.max_new_tokens
+            if generation is not self.prefilling:
+                assert sequence.cached == sequence.length - 1
+            else:
+                assert sequence.cached < sequence.prompt_length == sequence.length
+            tokens, positions = stored_rows(self.cache.view(0, self.cache.slots).tensors, slot, sequence.cached)
+            assert tokens.tolist() == sequence.history[: sequence.cached].tolist()
+            assert positions.tolist() == list(range(sequence.cached))
+
+
+def outcome(generation: Generation, server: Server) -> Outcome:
+    """The outcome of a finished sequence; its stream must have said the same."""
+    sequence = generation.sequence
+    streamed = server.streamed[sequence.index]
+    assert streamed.tokens == sequence.history[sequence.prompt_length :].tolist()
+    assert streamed.reason == sequence.finish_reason
+    return streamed
+
+
+def serve(
+    target: ToyTarget, limits: Limits, requests: Seq[Request], drafter: NgramDrafter | None = None
+) -> list[Outcome]:
+    """Serve the requests together; outcomes in the order of the requests."""
+    server = Server(target, limits, drafter)
+    generations = [server.add(index, request) for index, request in enumerate(requests)]
+    server.run()
+    return [outcome(generation, server) for generation in generations]

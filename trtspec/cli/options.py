@@ -1,0 +1,50 @@
+"""Options that several commands share; defaults come from the configuration classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from trtspec.config import OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
+
+SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def ngram_options(command: Command) -> Command:
+    """--ngram-min, --ngram-max, --ngram-tokens, --ngram-occurrence."""
+    occurrences = click.Choice(OCCURRENCES)
+    for option in (
+        click.option(
+            "--ngram-occurrence",
+            type=occurrences,
+            default=SPECULATION.ngram_occurrence,
+            show_default=True,
+            help="Which of several equally long matches.",
+        ),
+        click.option(
+            "--ngram-tokens", default=SPECULATION.ngram_tokens, show_default=True, help="Draft tokens at most."
+        ),
+        click.option("--ngram-max", default=SPECULATION.ngram_max, show_default=True, help="Longest match looked for."),
+        click.option(
+            "--ngram-min", default=SPECULATION.ngram_min, show_default=True, help="Shortest match that drafts."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def engine_options(command: Command) -> Command:
+    """--runtime and --threads."""
+    threads = click.IntRange(min=1)
+    for option in (
+        click.option("--threads", type=threads, help="CPU threads.  [default: one per core]"),
+        click.option(
+            "--runtime", type=click.Choice(RUNTIMES), help="Runtime.  [default: the first of DIR's usable here]"
+        ),
+    ):
+        command = option(command)
+    return command
