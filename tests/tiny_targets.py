@@ -13,8 +13,8 @@ import onnx_ir as ir
 import torch
 
 from trtspec.checkpoint.convert import place_weights
-from trtspec.checkpoint.source import check_weights
 from trtspec.checkpoint.shards import open_tensors, read_json
+from trtspec.checkpoint.source import check_weights
 from trtspec.checkpoint.target import EMBEDDING, LM_HEAD, TargetConfig
 from trtspec.engine.base import TORCH_DTYPES
 from trtspec.engine.kv_cache import KVCache
@@ -203,7 +203,9 @@ class TinyTarget:
         """Place the weights and write target.onnx and lm_head.onnx; returns their folder."""
         folder = self.directory / f"{dtype}-{'input' if lm_head_weight_as_input else 'packed'}"
         if not folder.exists():
-            weights = place_weights(self.tensors, self.config.weight_shapes(), folder, "weights", "w.safetensors", dtype)
+            weights = place_weights(
+                self.tensors, self.config.weight_shapes(), folder, "weights", "w.safetensors", dtype
+            )
             body = target_graph(self.config, weights, folder, cache_rows=CACHE_ROWS, dtype=dtype)
             ir.save(body, folder / "target.onnx")
             as_input = lm_head_weight_as_input

@@ -94,7 +94,7 @@ class Session:
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.limits = engine_dir.limits
-        self._config = TargetConfig.from_json(engine_dir.target.config)
+        self._config = _target_config(engine_dir)
         self._target, device = load_target(engine_dir, runtime, self._config)
         self._cache = KVCache(
             num_layers=self._config.num_layers,
@@ -228,14 +228,19 @@ class Session:
         return Generation(sequence, TextStream(self.tokenizer, sampling.stop), self._eos)
 
     def _run(self, generations: list[Generation]) -> Iterator[StreamEvent]:
+        """Step the scheduler while any of these is unfinished; other streams' sequences advance with them."""
         parts: dict[int, list[str]] = {generation.sequence.index: [] for generation in generations}
         try:
             for generation in generations:
                 generation.started = time.perf_counter()
                 self._scheduler.add(generation)
-            while self._scheduler.busy:
-                for generation in self._scheduler.step():
+            pending = list(generations)
+            while pending:
+                if not any(generation.has_news for generation in pending):
+                    self._scheduler.step()
+                for generation in [generation for generation in pending if generation.has_news]:
                     yield _event(generation, parts[generation.sequence.index])
+                pending = [generation for generation in pending if not generation.finished or generation.has_news]
         finally:
             for generation in generations:
                 self._scheduler.cancel(generation)
@@ -254,6 +259,15 @@ def _valid_text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise PromptError(f"the prompt is no valid Unicode text (character {error.start}); give UTF-8") from None
     return text
+
+
+def _target_config(engine_dir: EngineDir) -> TargetConfig:
+    try:
+        return TargetConfig.from_json(engine_dir.target.config)
+    except (KeyError, TypeError) as error:
+        raise EngineDirError(
+            f"{engine_dir.path} describes its target in terms that this trtspec doesn't know ({error}); build it again"
+        ) from None
 
 
 class _Check(threading.Thread):

@@ -218,6 +218,7 @@ def test_invalid_bytes_forever_do_not_stall_the_stream(byte: int, group: int, fi
 
 def test_special_tokens_have_no_text() -> None:
     end = BYTE_PAIRS.token_to_id("<|end|>")
+    assert end is not None
     cat = BYTE_PAIRS.encode("the cat").ids
     assert "".join(released(BYTE_PAIRS, [cat, [end], cat, [end]])) == "the catthe cat"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ Step = tuple[DraftTree, list[int]]
 class Numbers:
     """Decodes token 7 to "<7>"."""
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Seq[int], skip_special_tokens: bool = True) -> str:
         return "".join(f"<{token}>" for token in ids if token != EOS)
 
 

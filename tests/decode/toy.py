@@ -20,29 +20,37 @@ from trtspec.decode.generation import Generation
 from trtspec.decode.scheduler import Scheduler
 from trtspec.draft.ngram import NgramDrafter
 from trtspec.draft.tree import EMPTY, NGRAM, SOURCES, DraftTree, check_tree
-from trtspec.engine.base import CacheView
+from trtspec.engine.base import Buckets, CacheView
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Rows, Target
 from trtspec.sequence import CONTEXT, LENGTH, STOP, Sequence
+from trtspec.tensors import cache_names
 
 PIECES = ("a", "b", "ab", ". ", "ba", "é", "aa", "c", "bb", "世", "d", "e")
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 2
-_TENSOR_OFFSET = 4096
+TOKEN_ROWS, POSITION_ROWS, PATH_ROWS, PATH_COPY = (past for past, _ in cache_names(LAYERS))
 
 
 def _checksum(numbers: Seq[int], salt: int) -> int:
     return zlib.crc32(np.asarray(numbers, dtype=np.int32).tobytes(), salt)
 
 
+def _in_float32(checksum: int) -> int:
+    return checksum & 0xFFFFFF
+
+
 class ToyTarget(Target):
     """Mostly the last two tokens decide the next one, so text repeats; one time in `surprise` the whole path does.
 
-    Every pass writes each row's token and position to the cache, and reads what a row sees from there. A row whose
-    visible positions are not 0..its own, once each, with its own token last, gets a token from all of that content.
+    It has two layers, like a transformer: the first writes each row's token and position to the cache; the second
+    writes a fingerprint of the path that the row sees in the first. The output comes from what a row sees in both. A
+    row whose visible positions are not 0..its own, once each, with its own token last and true fingerprints, gets a
+    token made from all of that content.
     """
 
-    def __init__(self, vocab: int = 11, salt: int = 0, surprise: int = 6) -> None:
+    def __init__(self, vocab: int = 11, salt: int = 0, surprise: int = 6, buckets: Buckets | None = None) -> None:
         self.vocab, self.salt, self.surprise = vocab, salt, surprise
+        self.buckets = buckets or Buckets()
         self.engine_seconds = 0.0
         self.widths: list[int] = []
         """Rows per sequence of each pass."""
@@ -58,16 +66,14 @@ class ToyTarget(Target):
         batch, width = rows.tokens.shape
         assert cache.key[1] == batch == len(rows.cache_length)
         assert rows.mask.shape[:3] == (batch, 1, width)
-        self._write(rows, cache.tensors)
         self.widths.append(width)
         self.last_position = max(self.last_position, int(rows.positions.max()))
-        hidden = torch.empty((batch, width, 2), dtype=torch.float64)
-        for b in range(batch):
-            tokens, positions = stored_rows(cache.tensors, b, rows.mask.shape[-1])
-            for w in range(width):
-                visible = np.flatnonzero(rows.mask[b, 0, w].numpy())
-                path = sorted(zip(positions[visible].tolist(), tokens[visible].tolist(), strict=True))
-                hidden[b, w] = torch.tensor(self._encode(path, int(rows.positions[b, w]), int(rows.tokens[b, w])))
+        self._write(rows, cache.tensors[TOKEN_ROWS], rows.tokens + 1)
+        self._write(rows, cache.tensors[POSITION_ROWS], rows.positions)
+        paths = self._run_layer(rows, cache, 1)
+        for name in (PATH_ROWS, PATH_COPY):
+            self._write(rows, cache.tensors[name], torch.tensor(paths)[..., 0])
+        hidden = torch.tensor(self._run_layer(rows, cache, 2), dtype=torch.float64)
         return self._lend("hidden", hidden)
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
@@ -82,19 +88,40 @@ class ToyTarget(Target):
     def _pick(self, whole: int, tail: int) -> int:
         return (whole if whole % self.surprise == 0 else tail) % self.vocab
 
-    def _encode(self, path: list[tuple[int, int]], position: int, token: int) -> tuple[int, int]:
-        tokens = [token for _, token in path]
-        if [at for at, _ in path] == list(range(position + 1)) and tokens[-1] == token:
-            return _checksum(tokens, self.salt), _checksum(tokens[-2:], self.salt + 1)
-        broken = _checksum([position, token, *(number for pair in path for number in pair)], self.salt + 2)
-        return broken, broken
+    def fingerprints(self, path: Seq[int]) -> list[int]:
+        """What the second layer writes for each token of a path."""
+        checksum, prints = self.salt, []
+        for token in path:
+            checksum = _checksum([token], checksum)
+            prints.append(_in_float32(checksum))
+        return prints
 
-    def _write(self, rows: Rows, tensors: Mapping[str, torch.Tensor]) -> None:
-        for i, (name, tensor) in enumerate(tensors.items()):
-            content = rows.tokens + 1 if name.endswith("key") else rows.positions
-            for b, start in enumerate(rows.cache_length.tolist()):
-                target = tensor[b, :, start : start + content.shape[1]]
-                target.copy_((content[b] + i * _TENSOR_OFFSET)[None, :, None].expand_as(target))
+    def _run_layer(self, rows: Rows, cache: CacheView, layer: int) -> list[list[tuple[int, int]]]:
+        """What each row makes of the rows that it sees, `[batch, width]`."""
+        results = []
+        for b in range(len(rows.tokens)):
+            stored = stored_rows(cache.tensors, b, rows.mask.shape[-1])
+            results.append([self._row(rows, b, w, stored, layer) for w in range(rows.tokens.shape[1])])
+        return results
+
+    def _row(self, rows: Rows, b: int, w: int, stored: StoredRows, layer: int) -> tuple[int, int]:
+        visible = np.flatnonzero(rows.mask[b, 0, w].numpy())
+        order = visible[np.argsort(stored.positions[visible], kind="stable")]
+        positions, tokens = stored.positions[order].tolist(), stored.tokens[order].tolist()
+        position, token = int(rows.positions[b, w]), int(rows.tokens[b, w])
+        sound = positions == list(range(position + 1)) and tokens[-1] == token
+        prints = stored.fingerprints[order].tolist() if layer == 2 else []
+        if not sound or (layer == 2 and prints != self.fingerprints(tokens)):
+            broken = _in_float32(_checksum([position, token, *positions, *tokens, *prints], self.salt + 2))
+            return broken, broken
+        whole = _checksum(tokens, self.salt)
+        return (_in_float32(whole), 0) if layer == 1 else (whole, _checksum(tokens[-2:], self.salt + 1))
+
+    def _write(self, rows: Rows, tensor: torch.Tensor, content: torch.Tensor) -> None:
+        """Put content `[batch, width]` behind what each slot holds, in every head and dimension."""
+        for b, start in enumerate(rows.cache_length.tolist()):
+            target = tensor[b, :, start : start + content.shape[1]]
+            target.copy_(content[b][None, :, None].expand_as(target))
 
     def _lend(self, name: str, result: torch.Tensor) -> torch.Tensor:
         """As an engine does, give out a result that the next run overwrites."""
@@ -104,18 +131,24 @@ class ToyTarget(Target):
         return result
 
 
-def stored_rows(tensors: Mapping[str, torch.Tensor], slot: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and positions in the first rows of a slot; every head and layer must hold the same."""
-    found: dict[str, np.ndarray] = {}
-    for i, (name, tensor) in enumerate(tensors.items()):
+@dataclass(frozen=True)
+class StoredRows:
+    """What the first rows of a slot hold."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    fingerprints: np.ndarray
+
+
+def stored_rows(tensors: Mapping[str, torch.Tensor], slot: int, count: int) -> StoredRows:
+    """The first rows of a slot; all heads and dimensions, and both tensors of the second layer, must agree."""
+    contents: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
         content = tensor[slot, :, :count].numpy()
         assert (content == content[:1, :, :1]).all(), "heads differ"
-        kind = name.rsplit(".", 1)[1]
-        numbers = content[0, :, 0].astype(np.int64)
-        # Rows that were never written hold 0 in every tensor.
-        numbers = np.where(numbers == 0, 0, numbers - i * _TENSOR_OFFSET)
-        assert (found.setdefault(kind, numbers) == numbers).all(), "layers differ"
-    return found["key"] - 1, found["value"]
+        contents[name] = content[0, :, 0].astype(np.int64)
+    assert (contents[PATH_ROWS] == contents[PATH_COPY]).all(), "keys and values differ"
+    return StoredRows(contents[TOKEN_ROWS] - 1, contents[POSITION_ROWS], contents[PATH_ROWS])
 
 
 def toy_cache(limits: Limits) -> KVCache:
@@ -191,7 +224,9 @@ class TreeDrafter(NgramDrafter):
         self.trees: list[DraftTree] = []
 
     def draft(self, sequence: Sequence, room: int) -> DraftTree:
-        paths, parents, tokens = [sequence.history.tolist()], [], []
+        paths: list[list[int]] = [sequence.history.tolist()]
+        parents: list[int] = []
+        tokens: list[int] = []
         for _ in range(self._random.randint(0, room)):
             # The newest row half of the time, so that trees grow deep as well as wide.
             parent = len(tokens) if self._random.random() < 0.5 else self._random.randint(0, len(tokens))
@@ -308,9 +343,11 @@ class Server:
                 assert sequence.cached == sequence.length - 1
             else:
                 assert sequence.cached < sequence.prompt_length == sequence.length
-            tokens, positions = stored_rows(self.cache.view(0, self.cache.slots).tensors, slot, sequence.cached)
-            assert tokens.tolist() == sequence.history[: sequence.cached].tolist()
-            assert positions.tolist() == list(range(sequence.cached))
+            stored = stored_rows(self.cache.view(0, self.cache.slots).tensors, slot, sequence.cached)
+            committed = sequence.history[: sequence.cached].tolist()
+            assert stored.tokens.tolist() == committed
+            assert stored.positions.tolist() == list(range(sequence.cached))
+            assert stored.fingerprints.tolist() == self.target.fingerprints(committed)
 
 
 def outcome(generation: Generation, server: Server) -> Outcome:

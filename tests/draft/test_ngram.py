@@ -42,7 +42,7 @@ def oracle(
 def histories() -> st.SearchStrategy[list[int]]:
     def random_tokens(shape: tuple[int, int, int]) -> list[int]:
         seed, size, alphabet = shape
-        return np.random.default_rng(seed).integers(alphabet, size=size).tolist()
+        return [int(token) for token in np.random.default_rng(seed).integers(alphabet, size=size)]
 
     short = st.integers(1, 5).flatmap(lambda alphabet: st.lists(st.integers(0, alphabet - 1), max_size=24))
     long = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 300), st.integers(1, 5)).map(random_tokens)

@@ -29,7 +29,7 @@ def trees(draw: st.DrawFn, min_size: int = 0) -> DraftTree:
     tokens: list[int] = []
     for i, parent in enumerate(parents):
         taken = {token for token, other in zip(tokens, parents[:i], strict=True) if other == parent}
-        tokens.append(draw(st.integers(0, 15).filter(lambda token, taken=taken: token not in taken)))
+        tokens.append(draw(st.sampled_from(sorted(set(range(16)) - taken))))
     return tree_of(tokens, parents)
 
 

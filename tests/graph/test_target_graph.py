@@ -1,8 +1,9 @@
-"""The target graph against transformers: prefill, decoding, draft trees and batches, for every architecture and rope."""
+"""The target graph against transformers: prefill, decoding, trees and batches, for every architecture and rope."""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tiny_targets import CACHE_ROWS, CASES, HEADS, VOCAB, Case, TinyTarget, save_case
+from tiny_targets import ARCHITECTURES, CACHE_ROWS, CASES, EXTRA, HEADS, ROPES, VOCAB, Case, TinyTarget, save_case
 
 from trtspec import tensors
+from trtspec.checkpoint.target import ARCHITECTURES as SUPPORTED
 from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.decode.rows import prefill_rows, select_rows, verification_rows
 from trtspec.draft.tree import EMPTY, NGRAM, DraftTree, check_tree
@@ -72,7 +74,7 @@ def verify(target: Target, cache: KVCache, sequences: Seq[Sequence], trees: Seq[
     """Logits of root and draft tokens of each sequence, `[tree width, vocab]`."""
     hidden = target.forward(verification_rows(sequences, trees), cache.view(0, len(sequences)))
     logits = target.logits(select_rows(hidden, trees))
-    return list(logits.clone().split([tree.width for tree in trees]))
+    return list(torch.tensor_split(logits.clone(), np.cumsum([tree.width for tree in trees])[:-1].tolist()))
 
 
 def keep(cache: KVCache, sequence: Sequence, tree: DraftTree, rows: list[int], bonus: int) -> None:
@@ -156,3 +158,169 @@ def test_batch_with_different_lengths_and_padded_trees(tiny: TinyTarget) -> None
         assert_trees(tiny, found, sequences, trees)
         for sequence, tree, path in zip(sequences, trees, paths, strict=True):
             keep(cache, sequence, tree, path, bonus=20 + sequence.slot)
+
+
+@pytest.mark.parametrize("tiny", [Case(name, "yarn") for name in ARCHITECTURES], indirect=True, ids=lambda c: c.name)
+def test_float16_differs_by_rounding_only(tiny: TinyTarget) -> None:
+    target, cache = tiny.load("float16"), tiny.new_cache(slots=2, dtype="float16")
+    sequences = [
+        prefilled(target, cache, PROMPT, root=100, slot=0),
+        prefilled(target, cache, SHORT_PROMPT, root=1, slot=1),
+    ]
+    trees = [siblings(), chain(31)]
+    found = verify(target, cache, sequences, trees)
+    assert all(logits.dtype == torch.float16 for logits in found)
+    assert_trees(tiny, found, sequences, trees, tolerance=2e-2)
+
+
+@needs_rtx
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@every_case
+def test_compiles_for_tensorrt_rtx(tiny: TinyTarget, dtype: str, tmp_path: Path) -> None:
+    folder = tiny.export(dtype, lm_head_weight_as_input=True)
+    body = target_profiles(max_batch=2, max_width=8, prefill_chunk=16, cache_rows=CACHE_ROWS)
+    head = lm_head_profiles(16)
+    specs = {"target": tiny.spec(dtype), "lm_head": lm_head_spec(tiny.config, dtype, weight_as_input=True)}
+    for (name, spec), profiles in zip(specs.items(), (body, head), strict=True):
+        config = BuildConfig(dtype, (), profiles)
+        info = build_engine(RTX, folder / f"{name}.onnx", spec, config, tmp_path / f"{name}.engine")
+        assert info.size_bytes == info.path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@every_case
+def test_graphs_pass_the_onnx_checker(tiny: TinyTarget, dtype: str, tmp_path: Path) -> None:
+    for as_input in (False, True):
+        # The checker refuses weight files that are hard links, as those of a float32 checkpoint are here.
+        folder = shutil.copytree(tiny.export(dtype, lm_head_weight_as_input=as_input), tmp_path / str(as_input))
+        for name in ("target", "lm_head"):
+            onnx.checker.check_model(folder / f"{name}.onnx", full_check=True)
+
+
+@every_case
+def test_graph_declares_what_its_spec_says(tiny: TinyTarget) -> None:
+    model = onnx.load(tiny.export("float16") / "target.onnx", load_external_data=False)
+    spec = tiny.spec("float16")
+    for declared, values in ((spec.inputs, model.graph.input), (spec.outputs, model.graph.output)):
+        found = {
+            value.name: tuple(axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim)
+            for value in values
+        }
+        assert found == {tensor.name: tensor.axes for tensor in declared}
+    assert len({node.name for node in model.graph.node}) == len(model.graph.node)
+
+
+def rows_behind(cached: int) -> Rows:
+    """One sequence: a root and a chain of two behind `cached` rows."""
+    mask = torch.ones(1, 1, 3, cached + 3, dtype=torch.bool).tril(cached)
+    return Rows(
+        tokens=torch.tensor([[100, 31, 9]], dtype=torch.int32),
+        positions=torch.arange(cached, cached + 3)[None],
+        cache_length=torch.tensor([cached]),
+        mask=mask,
+    )
+
+
+@every_case
+def test_nan_behind_the_live_rows_changes_nothing(tiny: TinyTarget) -> None:
+    target, cache = tiny.load(), tiny.new_cache(slots=1)
+    prefill(target, cache, start(PROMPT), chunk=256)
+    rows = rows_behind(len(PROMPT))
+    expected = target.forward(rows, cache.view(0, 1)).clone()
+    live = len(PROMPT) + 3
+    cache.block[:, :, :, live:] = float("nan")
+    found = target.forward(rows, cache.view(0, 1))
+    assert torch.equal(found, expected)
+    assert cache.block[:, :, :, live:].isnan().all()
+    assert cache.block[:, :, :, :live].isfinite().all()
+
+
+@every_case
+def test_masked_rows_change_nothing(tiny: TinyTarget) -> None:
+    """What a longer neighbour, a former tree or a former user of the slot left behind is not seen."""
+    target, cache = tiny.load(), tiny.new_cache(slots=2)
+    sequences = [
+        prefilled(target, cache, PROMPT, root=100, slot=0),
+        prefilled(target, cache, SHORT_PROMPT, root=1, slot=1),
+    ]
+    cache.block[:, 1, :, len(SHORT_PROMPT) :] = 1e4
+    cache.block[:, 0, :, len(PROMPT) :] = -1e4
+    trees = [siblings(), chain(31)]
+    assert_trees(tiny, verify(target, cache, sequences, trees), sequences, trees)
+
+
+@one_case
+def test_padding_rows_are_finite_and_rows_behind_the_pass_stay_untouched(tiny: TinyTarget) -> None:
+    target, cache = tiny.load(), tiny.new_cache(slots=3)
+    sequences = [
+        prefilled(target, cache, PROMPT, root=100, slot=0),
+        prefilled(target, cache, SHORT_PROMPT[:1], root=1, slot=1),
+    ]
+    rows = verification_rows(sequences, [siblings(), EMPTY])
+    width = rows.tokens.shape[1]
+    assert width == siblings().width
+    assert target.forward(rows, cache.view(0, 2)).isfinite().all()
+    assert cache.block.isfinite().all()
+    for slot, written in enumerate((len(PROMPT) + width, 1 + width, 0)):
+        assert (cache.block[:, slot, :, written:] == 0).all()
+        assert (cache.block[:, slot, :, :written] != 0).any(dim=-1).all()
+
+
+@one_case
+def test_pass_at_the_end_of_the_cache(tiny: TinyTarget) -> None:
+    """The widest pass that still fits ends with the cache's last row."""
+    tree = siblings()
+    prompt = [(7 * i) % VOCAB for i in range(CACHE_ROWS - tree.width)]
+    target, cache = tiny.load(), tiny.new_cache(slots=2)
+    cache.block[:, 1] = 5.0
+    sequence = prefilled(target, cache, prompt, root=100)
+    assert_trees(tiny, verify(target, cache, [sequence], [tree]), [sequence], [tree])
+    assert (cache.block[:, 0, :, -1] != 0).any()
+    assert (cache.block[:, 1] == 5.0).all()
+
+
+@one_case
+def test_padding_past_the_shorter_sequences_cache_end(tiny: TinyTarget) -> None:
+    """A sequence near its end in a batch with a wide tree: its padding still lands inside the cache."""
+    tree = siblings()
+    long = [(7 * i) % VOCAB for i in range(CACHE_ROWS - tree.width)]
+    target, cache = tiny.load(), tiny.new_cache(slots=2)
+    sequences = [
+        prefilled(target, cache, SHORT_PROMPT, root=1, slot=0),
+        prefilled(target, cache, long, root=100, slot=1),
+    ]
+    trees = [tree, EMPTY]
+    assert_trees(tiny, verify(target, cache, sequences, trees), sequences, trees)
+
+
+@one_case
+def test_two_engines_share_no_cache(tiny: TinyTarget) -> None:
+    targets, caches = [tiny.load(), tiny.load()], [tiny.new_cache(slots=1), tiny.new_cache(slots=1)]
+    first = prefilled(targets[0], caches[0], PROMPT, root=100)
+    before = caches[0].block.clone()
+    second = prefilled(targets[1], caches[1], SHORT_PROMPT, root=1)
+    assert torch.equal(caches[0].block, before)
+    for token in (8, 15, 160):
+        for target, cache, sequence in zip(targets, caches, (first, second), strict=True):
+            assert_trees(tiny, verify(target, cache, [sequence], [chain(token)]), [sequence], [chain(token)])
+            keep(cache, sequence, chain(token), [1], bonus=token + 1)
+
+
+@one_case
+def test_cache_outputs_alias_their_inputs(tiny: TinyTarget) -> None:
+    names = tensors.cache_names(tiny.config.num_layers)
+    assert dict(tiny.spec("float32").aliases) == {present: past for past, present in names}
+    target, cache = tiny.load(), tiny.new_cache(slots=1)
+    pointers = {name: value.data_ptr() for name, value in cache.view(0, 1).tensors.items()}
+    prefill(target, cache, start(PROMPT), chunk=4)
+    view = cache.view(0, 1)
+    assert {name: value.data_ptr() for name, value in view.tensors.items()} == pointers
+    for value in view.tensors.values():
+        assert (value[:, :, : len(PROMPT)] != 0).any(dim=-1).all()
+
+
+def test_cases_cover_what_a_target_can_be() -> None:
+    assert {case.rope for case in CASES} == set(ROPES)
+    heads = [options["num_key_value_heads"] for _, options in (*ARCHITECTURES.values(), *EXTRA.values())]
+    assert {1, 2, HEADS} <= set(heads)
+    assert {kind for kind, _ in ARCHITECTURES.values()} == set(SUPPORTED)

@@ -121,7 +121,7 @@ class TargetConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TargetConfig:
-        """Inverse of `to_json`."""
+        """Inverse of `to_json`; raises KeyError or TypeError for what another version of trtspec wrote."""
         values = {
             **data,
             "eos_token_ids": tuple(data["eos_token_ids"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -40,6 +41,7 @@ def write_safetensors(
     Raises:
         CheckpointError: a name comes twice, a dtype cannot be stored, a loaded tensor is not as declared or holds
             NaN or infinity, or the file cannot be written.
+        OSError: the disk is full.
     """
     header, ranges = _header(path, tensors)
     partial = path.with_name(path.name + ".partial")
@@ -50,6 +52,8 @@ def write_safetensors(
                 _write(file, name, layout, load(name))
         partial.replace(path)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)

@@ -61,8 +61,8 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
             "lm_head": engine_dir.lm_head.location
             + (" (the embedding table)" if engine_dir.lm_head == engine_dir.embedding else ""),
         },
-        "files": {name: f"{record.size / 1e6:.2f} MB" for name, record in engine_dir.files.items()},
-        "total": f"{sum(record.size for record in engine_dir.files.values()) / 1e6:.1f} MB",
+        "file_bytes": {name: record.size for name, record in engine_dir.files.items()},
+        "total_bytes": sum(record.size for record in engine_dir.files.values()),
     }
 
 

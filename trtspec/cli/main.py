@@ -41,7 +41,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="trtspec", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Exit as error:
         return error.exit_code

@@ -65,7 +65,8 @@ def run(
     from trtspec.session import Session
 
     with Session.open(directory, runtime=runtime, threads=threads) as session:
-        inputs = [_as_input(prompt, chat, session) for prompt in raw_prompts]
+        # All are checked before the first is answered.
+        inputs = [session.encode(_as_input(prompt, chat, session)) for prompt in raw_prompts]
         if as_json or stream is False or (stream is None and len(inputs) > 1):
             completions = session.generate(inputs, sampling, speculation)
             _print_completions(completions, as_json)

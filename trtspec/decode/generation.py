@@ -33,6 +33,11 @@ class Generation:
         """Whether nothing more will be generated."""
         return self.sequence.finish_reason is not None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would hand out tokens."""
+        return self.sequence.generated > self.taken
+
     def take(self) -> tuple[str, list[int]]:
         """Text and token ids that came since the last call."""
         new = self.sequence.history[self.sequence.prompt_length + self.taken :].tolist()
@@ -53,7 +58,8 @@ class Generation:
             if self.finished:
                 break
         if not self.text.watches:
-            self.text.push(tokens[:kept])
+            # Without stop strings only an end-of-sequence token ends with STOP, and that one is no text.
+            self.text.push(tokens[: kept - (sequence.finish_reason == STOP)])
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         if self.finished:

@@ -1,0 +1,1 @@
+"""Training material for draft heads."""
