@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from trtspec.checkpoint.demo import fetch_demo
 from trtspec.checkpoint.gguf import QUANTISED_TYPES, GgufSource, open_gguf
 from trtspec.checkpoint.gguf_config import gguf_config
+from trtspec.checkpoint.hub import download, is_hub_id
 from trtspec.checkpoint.shards import TensorInfo, TensorSource, open_tensors, read_json
 from trtspec.checkpoint.target import LM_HEAD, TargetConfig
 from trtspec.checkpoint.tokenizer import save_tokenizer
@@ -18,9 +18,6 @@ from trtspec.errors import CheckpointError
 from trtspec.tensors import SERVING_DTYPES
 
 DEMO = "demo"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-HUB_BIN_FILES = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 WEIGHT_DTYPES = (*SERVING_DTYPES, *QUANTISED_TYPES)
 
 
@@ -66,8 +63,8 @@ def open_checkpoint(target: str) -> Checkpoint:
         if path.suffix != ".gguf":
             raise CheckpointError(f"{target} is a file but no .gguf; give the directory that holds config.json")
         return _open_gguf_file(path.absolute(), str(path.absolute()))
-    if HUB_ID.fullmatch(target) and path.suffix != ".gguf":
-        return _open_directory(_download(target), target, target)
+    if is_hub_id(target):
+        return _open_directory(download(target), target, target)
     raise CheckpointError(f"{target} does not exist; expected a directory, a .gguf file, a hub id owner/name, or demo")
 
 
@@ -140,28 +137,3 @@ def _open_directory(directory: Path, name: str, origin: str) -> Checkpoint:
         tensors=open_tensors(directory),
         tokenizer_directory=directory,
     )
-
-
-def _download(hub_id: str) -> Path:
-    """The hub's snapshot of a model in the hub cache: configuration, tokenizer, weights."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    def fetch(files: list[str]) -> Path:
-        return Path(snapshot_download(hub_id, allow_patterns=files, ignore_patterns=["*/*", "consolidated*"]))
-
-    try:
-        directory = fetch(HUB_FILES)
-        return directory if any(directory.glob("*.safetensors")) else fetch([*HUB_FILES, *HUB_BIN_FILES])
-    except GatedRepoError:
-        raise CheckpointError(
-            f"{hub_id} is gated on the Hugging Face hub; accept its licence there and log in with: hf auth login"
-        ) from None
-    except RepositoryNotFoundError:
-        raise CheckpointError(f"{hub_id} is neither a directory here nor a model on the Hugging Face hub") from None
-    except Exception as error:  # the hub client raises its HTTP library's errors besides its own
-        reason = str(error).strip().splitlines()
-        raise CheckpointError(
-            f"{hub_id} is no directory here, and the Hugging Face hub can't be reached "
-            f"({reason[0] if reason else type(error).__name__}); give a local directory"
-        ) from None
