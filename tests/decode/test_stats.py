@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trtspec.config import SamplingParams, SpeculationConfig
-from trtspec.decode.accept import accept, count_matches
+from trtspec.decode.accept import accept
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
 from trtspec.decode.stats import STAGES, Stats
@@ -69,8 +69,7 @@ def play(generation: Generation, steps: list[Step]) -> Generation:
         device=torch.device("cpu"),
     )
     for tree, target_tokens in steps:
-        picks = np.array(target_tokens)
-        generation.commit(tree, accept(tree, picks), count_matches(tree, picks), cache)
+        generation.commit(tree, accept(tree, target_tokens), cache)
     return generation
 
 

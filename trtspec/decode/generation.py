@@ -66,11 +66,11 @@ class Generation:
             self.end()
         return kept
 
-    def commit(self, tree: DraftTree, acceptance: Acceptance, matched: int, cache: KVCache) -> None:
+    def commit(self, tree: DraftTree, acceptance: Acceptance, cache: KVCache) -> None:
         """Commit what a verification yielded, trimmed by the stop conditions, and keep its KV."""
         kept = self.extend(acceptance.tokens)
         rows = acceptance.rows[:kept]
-        self.stats.count_step(tree, rows, kept, matched)
+        self.stats.count_step(tree, rows, kept, acceptance.num_matches)
         if not self.finished:
             cache.keep_path(self.sequence.slot, self.sequence.cached, [0, *rows])
             self.sequence.cached += 1 + len(rows)

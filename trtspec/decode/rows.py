@@ -59,8 +59,8 @@ def select_rows(hidden: torch.Tensor, trees: Seq[DraftTree]) -> torch.Tensor:
     return flat.index_select(0, torch.from_numpy(index).to(hidden.device))
 
 
-def split_rows(values: np.ndarray, trees: Seq[DraftTree]) -> list[np.ndarray]:
-    """Per-row values `[sum of widths]` as one array `[width]` per tree."""
+def split_rows(values: list[int], trees: Seq[DraftTree]) -> list[list[int]]:
+    """Per-row values `[sum of widths]` as one list `[width]` per tree."""
     parts, start = [], 0
     for tree in trees:
         parts.append(values[start : start + tree.width])

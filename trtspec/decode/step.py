@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from trtspec import sampling
-from trtspec.decode.accept import accept, count_matches
+from trtspec.decode.accept import accept
 from trtspec.decode.generation import Generation
 from trtspec.decode.rows import prefill_rows, select_rows, split_rows, verification_rows
 from trtspec.draft.ngram import NgramDrafter
@@ -67,11 +67,11 @@ def decode_step(
     hidden = target.forward(verification_rows(sequences, trees, target.buckets), cache.view(0, len(batch)))
     logits = target.logits(select_rows(hidden, trees))
     clock.skip()
-    picks = split_rows(sampling.greedy(logits), trees)
+    picks = split_rows(sampling.greedy(logits).tolist(), trees)
     acceptances = [accept(tree, pick) for tree, pick in zip(trees, picks, strict=True)]
     clock.lap("accept")
-    for generation, tree, pick, acceptance in zip(batch, trees, picks, acceptances, strict=True):
-        generation.commit(tree, acceptance, count_matches(tree, pick), cache)
+    for generation, tree, acceptance in zip(batch, trees, acceptances, strict=True):
+        generation.commit(tree, acceptance, cache)
     clock.lap("commit")
     clock.share(batch)
 

@@ -15,7 +15,7 @@ from trtspec.tensors import WeightRef
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one pass over a batch; all tensors on the host, contiguous."""
+    """The rows of one pass over a batch; all tensors contiguous."""
 
     tokens: torch.Tensor
     """int32 `[batch, width]`"""
@@ -25,6 +25,10 @@ class Rows:
     """int64 `[batch]`"""
     mask: torch.Tensor
     """bool `[batch, 1, width, live_len]`"""
+
+    def to(self, device: torch.device) -> Rows:
+        """The same on a device."""
+        return Rows(*[tensor.to(device) for tensor in (self.tokens, self.positions, self.cache_length, self.mask)])
 
 
 class Target:
@@ -56,20 +60,19 @@ class Target:
 
     def forward(self, rows: Rows, cache: CacheView) -> torch.Tensor:
         """Hidden states after the final norm, `[batch, width, hidden]`; the rows' KV is written behind the cache's."""
-        batch, width = rows.tokens.shape
-        device = self._body.device
-        embeds = self._embedding.index_select(0, rows.tokens.view(-1).to(device))
+        if self._body.device.type != "cpu":
+            rows = rows.to(self._body.device)
         inputs = {
-            tensors.INPUTS_EMBEDS: embeds.view(batch, width, -1),
-            tensors.POSITION_IDS: rows.positions.to(device),
-            tensors.CACHE_LENGTH: rows.cache_length.to(device),
-            tensors.TREE_MASK: rows.mask.to(device),
+            tensors.INPUTS_EMBEDS: torch.embedding(self._embedding, rows.tokens),
+            tensors.POSITION_IDS: rows.positions,
+            tensors.CACHE_LENGTH: rows.cache_length,
+            tensors.TREE_MASK: rows.mask,
         }
         return self._timed(self._body, inputs, cache)[tensors.HIDDEN_STATES]
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """Logits `[rows, vocab]` of hidden rows `[rows, hidden]`."""
-        inputs = {tensors.HIDDEN_ROWS: hidden_rows.contiguous(), **self._lm_head_inputs}
+        """Logits `[rows, vocab]` of contiguous hidden rows `[rows, hidden]`."""
+        inputs = {tensors.HIDDEN_ROWS: hidden_rows, **self._lm_head_inputs}
         return self._timed(self._lm_head, inputs)[tensors.LOGITS]
 
     def close(self) -> None:
