@@ -20,6 +20,12 @@ HIDDEN_STATES = "hidden_states"
 HIDDEN_ROWS = "hidden_rows"
 LOGITS = "logits"
 LM_HEAD_WEIGHT = "lm_head.weight"
+AUX_HIDDEN_STATES = "aux_hidden_states"
+HIDDEN_INPUT = "hidden_input"
+FEEDBACK = "feedback"
+LOGIT_HIDDEN = "logit_hidden"
+FEATURES = "features"
+FUSED = "fused"
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,55 @@ def target_spec(
             *(TensorSpec(present, dtype, cache_axes) for _, present in names),
         ),
         aliases={present: past for past, present in names},
+    )
+
+
+def draft_head_spec(
+    *,
+    hidden_size: int,
+    input_hidden_size: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cache_rows: int,
+    dtype: str,
+    separate_logit_hidden: bool,
+) -> GraphSpec:
+    """An EAGLE draft head: embeddings and hidden states in; what is fed back, and what the LM head reads, out.
+
+    Args:
+        input_hidden_size: width of the hidden states that it takes.
+        separate_logit_hidden: whether the LM head reads something else than what is fed back.
+    """
+    cache_axes: tuple[int | str, ...] = ("batch", num_kv_heads, cache_rows, head_dim)
+    names = cache_names(num_layers)
+    rows: tuple[int | str, ...] = ("batch", "width", hidden_size)
+    logit_hidden = (TensorSpec(LOGIT_HIDDEN, dtype, rows),) if separate_logit_hidden else ()
+    return GraphSpec(
+        name="draft_head",
+        inputs=(
+            TensorSpec(INPUTS_EMBEDS, dtype, rows),
+            TensorSpec(HIDDEN_INPUT, dtype, ("batch", "width", input_hidden_size)),
+            TensorSpec(POSITION_IDS, "int64", ("batch", "width")),
+            TensorSpec(CACHE_LENGTH, "int64", ("batch",)),
+            TensorSpec(TREE_MASK, "bool", ("batch", 1, "width", "live_len")),
+            *(TensorSpec(past, dtype, cache_axes) for past, _ in names),
+        ),
+        outputs=(
+            TensorSpec(FEEDBACK, dtype, rows),
+            *logit_hidden,
+            *(TensorSpec(present, dtype, cache_axes) for _, present in names),
+        ),
+        aliases={present: past for past, present in names},
+    )
+
+
+def fuse_spec(*, feature_size: int, hidden_size: int, dtype: str) -> GraphSpec:
+    """EAGLE-3's fc over the target's concatenated features, once per refreshed row."""
+    return GraphSpec(
+        name="fuse",
+        inputs=(TensorSpec(FEATURES, dtype, ("rows", feature_size)),),
+        outputs=(TensorSpec(FUSED, dtype, ("rows", hidden_size)),),
     )
 
 

@@ -37,11 +37,6 @@ class Findings:
         """Record a warning of one line."""
         self.warnings.append(text)
 
-    def leave_out(self, name: str, reason: str) -> None:
-        """Leave a tensor of the file unused, with a warning."""
-        self.unused.add(name)
-        self.warn(f"{name} is ignored: {reason}")
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -106,6 +101,11 @@ class Reading:
             f"the draft head has no tensor {name_in_file(self.kind, name)}{because}; it is incomplete, or no "
             f"{self.kind} head: fetch it again"
         )
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Leave a tensor of the file unused, with a warning."""
+        self.findings.unused.add(name)
+        self.findings.warn(f"{self.name(name)} is ignored: {reason}")
 
     def flag(self, *keys: str) -> bool | None:
         """The one value that these keys have, at top level or inside eagle_config; None where all are missing.

@@ -176,17 +176,18 @@ def _uniform(reading: Reading, num_layers: int, suffixes: list[str]) -> bool:
 
 def _stated_fc_bias(reading: Reading) -> bool | None:
     """What config.json implies, None where the format has no rule."""
-    keys = {"speculators-eagle": ["fusion_bias"], "eagle-official": ["bias"]}.get(reading.source_format)
-    if keys is None:
+    if reading.source_format == "speculators-eagle":
+        keys = ["fusion_bias"]
+    else:
         keys = ["eagle_fc_bias", "bias"] if reading.kind == EAGLE else ["bias"]
     stated = next((value for key in keys if (value := reading.flag(key)) is not None), None)
     if stated is not None or reading.source_format == "eagle-norms":
         return stated
-    # The official EAGLE-1 code has the bias unless its configuration says otherwise; everybody else needs to ask for it.
+    # The official EAGLE-1 code has the bias unless its configuration says otherwise; others must ask for it.
     return reading.source_format == "eagle-official"
 
 
 def _compare_bias(reading: Reading, what: str, present: bool, stated: bool | None) -> None:
     if stated is not None and stated != present:
-        has, says = ("has a", "says none") if present else ("has no", "implies one")
+        has, says = ("has", "says none") if present else ("has no", "implies one")
         reading.findings.warn(f"the file {has} {what}, config.json {says}: the tensors are followed")

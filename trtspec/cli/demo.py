@@ -20,29 +20,12 @@ if TYPE_CHECKING:
     from trtspec.session import Session
 
 KEPT = Path("trtspec-demo")
-EDIT = """Here is a Python class:
+EDIT = """Correct the spelling mistakes in this text and write out the whole text again:
 
-class Basket:
-    def __init__(self, owner):
-        self.owner = owner
-        self.items = []
-
-    def add(self, name, price, count=1):
-        self.items.append((name, price, count))
-
-    def total(self):
-        result = 0
-        for name, price, count in self.items:
-            result += price * count
-        return result
-
-    def describe(self):
-        lines = [f"Basket of {self.owner}"]
-        for name, price, count in self.items:
-            lines.append(f"{count} x {name}: {price * count}")
-        return "\\n".join(lines)
-
-Write out the full class again with the variable `price` renamed to `cost`."""
+The train to Milbrook leaves at nine o'clock every morning. Passengers shoud arrive ten minutes before departure and \
+show their tickets at the gate. Bicycles may be taken on the train for a small fee. The journey takes about two hours \
+and passes throgh three villages, a long tunnel and a beautiful valley. Coffee and sandwiches are sold in the last \
+carriage. The train returns from Milbrook at five o'clock in the evening."""
 CHAT = "Why is the sky blue during the day and red at sunset? Explain it to a child."
 
 

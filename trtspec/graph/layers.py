@@ -31,13 +31,25 @@ def reshape(builder: GraphBuilder, path: str, x: ir.Value, shape: tuple[int, ...
     return builder.op("Reshape", path, x, builder.constant(name, np.array(shape, np.int64), "int64"))
 
 
-def gated_mlp(
-    builder: GraphBuilder, path: str, *, gate: ir.Value, up: ir.Value, down: ir.Value, down_bias: ir.Value | None
-) -> ir.Value:
-    """silu(gate) * up, projected down by the weight `down`; `gate` and `up` `[rows, inner]` are already projected."""
-    sigmoid = builder.op("Sigmoid", f"{path}/act", gate)
-    activated = builder.op("Mul", f"{path}/act", gate, sigmoid)
-    return linear(builder, f"{path}/down_proj", builder.op("Mul", path, activated, up), down, down_bias)
+def slice_columns(builder: GraphBuilder, path: str, x: ir.Value, start: int, width: int) -> ir.Value:
+    """Columns start..start+width-1 of x `[rows, columns]`."""
+    bounds = [
+        builder.constant(f"/shapes/index_{value}", np.array([value], np.int64), "int64")
+        for value in (start, start + width, 1)
+    ]
+    return builder.op("Slice", path, x, *bounds)
+
+
+def gated_mlp(builder: GraphBuilder, path: str, prefix: str, x: ir.Value, *, bias: bool) -> ir.Value:
+    """down(silu(gate(x)) * up(x)) of x `[rows, hidden]`; weights are named prefix + ".gate_proj.weight" and so on."""
+
+    def project(name: str, value: ir.Value) -> ir.Value:
+        offset = builder.weight(f"{prefix}.{name}.bias") if bias else None
+        return linear(builder, f"{path}/{name}", value, builder.weight(f"{prefix}.{name}.weight"), offset)
+
+    gate = project("gate_proj", x)
+    activated = builder.op("Mul", f"{path}/act", gate, builder.op("Sigmoid", f"{path}/act", gate))
+    return project("down_proj", builder.op("Mul", path, activated, project("up_proj", x)))
 
 
 def rope_tables(

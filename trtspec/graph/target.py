@@ -87,17 +87,5 @@ def _decoder_layer(builder: GraphBuilder, x: ir.Value, layer: int, config: Targe
     x = builder.op("Add", f"{path}/attn_residual", x, attended)
     norm = builder.weight(f"{prefix}.post_attention_layernorm.weight")
     normed = rms_norm(builder, f"{path}/post_attention_layernorm", x, norm, config.rms_norm_eps)
-
-    def project(name: str) -> ir.Value:
-        bias = builder.weight(f"{prefix}.mlp.{name}.bias") if config.mlp_bias else None
-        return linear(builder, f"{path}/mlp/{name}", normed, builder.weight(f"{prefix}.mlp.{name}.weight"), bias)
-
-    mixed = gated_mlp(
-        builder,
-        f"{path}/mlp",
-        gate=project("gate_proj"),
-        up=project("up_proj"),
-        down=builder.weight(f"{prefix}.mlp.down_proj.weight"),
-        down_bias=builder.weight(f"{prefix}.mlp.down_proj.bias") if config.mlp_bias else None,
-    )
+    mixed = gated_mlp(builder, f"{path}/mlp", f"{prefix}.mlp", normed, bias=config.mlp_bias)
     return builder.op("Add", f"{path}/mlp_residual", x, mixed)
