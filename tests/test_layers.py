@@ -24,7 +24,7 @@ LAYERS = (
     ("decode",),
     ("tokenizer",),
     ("session", "engine_build"),
-    ("bench",),
+    ("bench", "train"),
     ("cli", "serving", "integrations"),
     ("__main__",),
 )

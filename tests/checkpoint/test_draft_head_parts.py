@@ -15,8 +15,8 @@ from heads import HIDDEN, make_e1, make_e2, make_e3, make_e4, target_config
 
 from trtspec.checkpoint.convert import place_weights
 from trtspec.checkpoint.draft_head import DraftHead, DraftHeadConfig, describe, open_draft_head, weight_shapes
-from trtspec.checkpoint.draft_head_names import Part, RenamedSource
-from trtspec.checkpoint.draft_head_tables import differing_rows
+from trtspec.checkpoint.draft_head.names import Part, RenamedSource
+from trtspec.checkpoint.draft_head.tables import differing_rows
 from trtspec.checkpoint.shards import open_tensors
 from trtspec.errors import CheckpointError, ConfigError
 

@@ -16,8 +16,9 @@ from tiny_targets import ARCHITECTURES, CACHE_ROWS, CASES, EXTRA, HEADS, ROPES, 
 from trtspec import tensors
 from trtspec.checkpoint.target import ARCHITECTURES as SUPPORTED
 from trtspec.config import SamplingParams, SpeculationConfig
-from trtspec.decode.rows import prefill_rows, select_rows, verification_rows
+from trtspec.decode.rows import EXACT, prefill_rows, select_rows, verification_rows
 from trtspec.draft.tree import EMPTY, NGRAM, DraftTree, check_tree
+from trtspec.engine.base import Buckets
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Rows, Target
 from trtspec.engine.tensorrt_build import RUNTIMES, BuildConfig, build_engine, lm_head_profiles, target_profiles
@@ -70,9 +71,11 @@ def prefilled(target: Target, cache: KVCache, prompt: Seq[int], root: int, slot:
     return sequence
 
 
-def verify(target: Target, cache: KVCache, sequences: Seq[Sequence], trees: Seq[DraftTree]) -> list[torch.Tensor]:
+def verify(
+    target: Target, cache: KVCache, sequences: Seq[Sequence], trees: Seq[DraftTree], buckets: Buckets = EXACT
+) -> list[torch.Tensor]:
     """Logits of root and draft tokens of each sequence, `[tree width, vocab]`."""
-    hidden = target.forward(verification_rows(sequences, trees), cache.view(0, len(sequences)))
+    hidden = target.forward(verification_rows(sequences, trees, buckets), cache.view(0, len(sequences)))
     logits = target.logits(select_rows(hidden, trees))
     return list(torch.tensor_split(logits.clone(), np.cumsum([tree.width for tree in trees])[:-1].tolist()))
 
@@ -291,6 +294,28 @@ def test_padding_past_the_shorter_sequences_cache_end(tiny: TinyTarget) -> None:
     ]
     trees = [tree, EMPTY]
     assert_trees(tiny, verify(target, cache, sequences, trees), sequences, trees)
+
+
+@one_case
+def test_passes_padded_to_buckets(tiny: TinyTarget) -> None:
+    """Wider and longer than any sequence of the batch needs, as for CUDA graphs; what is cached stays usable."""
+    buckets = Buckets(widths=(1, 12), live_step=64, max_live=CACHE_ROWS)
+    target, cache = tiny.load(), tiny.new_cache(slots=2)
+    sequences = [
+        prefilled(target, cache, PROMPT, root=100, slot=0),
+        prefilled(target, cache, SHORT_PROMPT, root=1, slot=1),
+    ]
+    for trees, paths in (
+        ([siblings(), chain(31)], [[2, 5, 7], [1]]),
+        ([EMPTY, EMPTY], [[], []]),
+        ([EMPTY, chain(4)], [[], [1]]),
+    ):
+        rows = verification_rows(sequences, trees, buckets)
+        assert rows.mask.shape[2:] == (12 if max(tree.size for tree in trees) else 1, 64)
+        found = verify(target, cache, sequences, trees, buckets)
+        assert_trees(tiny, found, sequences, trees)
+        for sequence, tree, path in zip(sequences, trees, paths, strict=True):
+            keep(cache, sequence, tree, path, bonus=20 + sequence.slot)
 
 
 @one_case

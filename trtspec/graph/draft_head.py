@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtspec import tensors
-from trtspec.checkpoint.draft_head_config import (
+from trtspec.checkpoint.draft_head.config import (
     EAGLE,
     EMBEDDING_NORM,
     FC,
@@ -49,7 +49,7 @@ def draft_head_graph(
     """The head's layers; see `tensors.draft_head_spec`.
 
     Args:
-        weights: by canonical name (`draft_head_config.weight_shapes`); files relative to `directory`.
+        weights: by canonical name (`checkpoint.draft_head.weight_shapes`); files relative to `directory`.
         cache_rows: rows of the head's KV cache per slot, and of its rotary tables.
     """
     builder = GraphBuilder(draft_head_spec(config, cache_rows, dtype), weights, directory)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtspec.checkpoint.draft_head_names import RenamedSource, name_in_file
+from trtspec.checkpoint.draft_head.names import RenamedSource, name_in_file
 from trtspec.checkpoint.target import TargetConfig
 from trtspec.errors import CheckpointError
 

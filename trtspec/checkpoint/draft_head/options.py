@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.checkpoint.draft_head_config import EAGLE, EAGLE3, KINDS
+from trtspec.checkpoint.draft_head.config import EAGLE, EAGLE3, KINDS
 from trtspec.errors import ConfigError
 
 

@@ -11,23 +11,21 @@ from typing import Any
 
 import torch
 
-from trtspec.checkpoint.draft_head_config import HEAD_LM_HEAD, DraftHeadConfig, weight_shapes
-from trtspec.checkpoint.draft_head_features import read_features
-from trtspec.checkpoint.draft_head_format import identify
-from trtspec.checkpoint.draft_head_names import RenamedSource, canonical_names
-from trtspec.checkpoint.draft_head_numbers import read_numbers
-from trtspec.checkpoint.draft_head_options import OPTIONS, check_kind, parse_options
-from trtspec.checkpoint.draft_head_reading import Decision, Findings, Reading
-from trtspec.checkpoint.draft_head_sizes import read_biases, read_sizes, split_fused
-from trtspec.checkpoint.draft_head_vocab import Vocabulary, read_vocabulary
-from trtspec.checkpoint.draft_head_wiring import read_wiring
+from trtspec.checkpoint.draft_head.config import HEAD_LM_HEAD, DraftHeadConfig, weight_shapes
+from trtspec.checkpoint.draft_head.features import read_features
+from trtspec.checkpoint.draft_head.format import identify
+from trtspec.checkpoint.draft_head.names import RenamedSource, canonical_names
+from trtspec.checkpoint.draft_head.numbers import read_numbers
+from trtspec.checkpoint.draft_head.options import check_kind, parse_options
+from trtspec.checkpoint.draft_head.reading import Decision, Findings, Reading
+from trtspec.checkpoint.draft_head.sizes import read_biases, read_sizes, split_fused
+from trtspec.checkpoint.draft_head.vocab import Vocabulary, read_vocabulary
+from trtspec.checkpoint.draft_head.wiring import read_wiring
 from trtspec.checkpoint.hub import download, is_hub_id
 from trtspec.checkpoint.shards import TensorSource, open_tensors, read_json
 from trtspec.checkpoint.target import TargetConfig
 from trtspec.errors import CheckpointError
 from trtspec.tensors import SERVING_DTYPES
-
-__all__ = ["OPTIONS", "Decision", "DraftHead", "DraftHeadConfig", "describe", "open_draft_head", "weight_shapes"]
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 # The target's tables, which some files hold copies of for its own engine.

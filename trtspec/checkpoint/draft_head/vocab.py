@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from trtspec.checkpoint.draft_head_config import EAGLE, HEAD_EMBEDDING, HEAD_LM_HEAD
-from trtspec.checkpoint.draft_head_reading import Reading
-from trtspec.checkpoint.draft_head_tables import differing_rows
-from trtspec.checkpoint.draft_head_token_ids import EagleIds, draft_to_target, eagle_ids
+from trtspec.checkpoint.draft_head.config import EAGLE, HEAD_EMBEDDING, HEAD_LM_HEAD
+from trtspec.checkpoint.draft_head.reading import Reading
+from trtspec.checkpoint.draft_head.tables import differing_rows
+from trtspec.checkpoint.draft_head.token_ids import EagleIds, draft_to_target, eagle_ids
 from trtspec.errors import CheckpointError, ConfigError
 
 Table = Callable[[], torch.Tensor]

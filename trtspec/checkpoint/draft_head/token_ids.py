@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trtspec.checkpoint.draft_head_config import HEAD_LM_HEAD
-from trtspec.checkpoint.draft_head_reading import Reading
+from trtspec.checkpoint.draft_head.config import HEAD_LM_HEAD
+from trtspec.checkpoint.draft_head.reading import Reading
 from trtspec.errors import CheckpointError
 
 DAMAGED = "the head's vocabulary map is damaged: fetch it again"

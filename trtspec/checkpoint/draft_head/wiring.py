@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtspec.checkpoint.draft_head_config import EAGLE, EMBEDDING_NORM, FIRST_INPUT_NORM, HIDDEN_NORM, OUTPUT_NORM
-from trtspec.checkpoint.draft_head_reading import Reading
+from trtspec.checkpoint.draft_head.config import EAGLE, EMBEDDING_NORM, FIRST_INPUT_NORM, HIDDEN_NORM, OUTPUT_NORM
+from trtspec.checkpoint.draft_head.reading import Reading
 from trtspec.errors import CheckpointError, ConfigError, UserError
 
 LAYERNORM_FORMATS = ("speculators-eagle", "eagle-norms")

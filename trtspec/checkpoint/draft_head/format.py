@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.checkpoint.draft_head_config import EAGLE, EAGLE3
-from trtspec.checkpoint.draft_head_names import base_names
+from trtspec.checkpoint.draft_head.config import EAGLE, EAGLE3
+from trtspec.checkpoint.draft_head.names import base_names
 from trtspec.checkpoint.shards import TensorInfo
 from trtspec.errors import CheckpointError
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtspec.checkpoint.draft_head_reading import Reading
+from trtspec.checkpoint.draft_head.reading import Reading
 from trtspec.checkpoint.rope import RopeConfig
 from trtspec.errors import CheckpointError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trtspec.checkpoint.draft_head_config import EAGLE, EAGLE3
+from trtspec.checkpoint.draft_head.config import EAGLE, EAGLE3
 from trtspec.checkpoint.shards import FileRange, TensorInfo, TensorSource
 from trtspec.errors import CheckpointError
 

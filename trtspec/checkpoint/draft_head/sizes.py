@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.checkpoint.draft_head_config import EAGLE, FC, FC_BIAS
-from trtspec.checkpoint.draft_head_names import Part
-from trtspec.checkpoint.draft_head_reading import Reading
+from trtspec.checkpoint.draft_head.config import EAGLE, FC, FC_BIAS
+from trtspec.checkpoint.draft_head.names import Part
+from trtspec.checkpoint.draft_head.reading import Reading
 from trtspec.checkpoint.shards import TensorInfo
 from trtspec.errors import CheckpointError
 

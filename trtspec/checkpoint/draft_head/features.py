@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trtspec.checkpoint.draft_head_config import EAGLE, FC, FEATURE_NORM
-from trtspec.checkpoint.draft_head_reading import Reading
+from trtspec.checkpoint.draft_head.config import EAGLE, FC, FEATURE_NORM
+from trtspec.checkpoint.draft_head.reading import Reading
 from trtspec.errors import CheckpointError, ConfigError
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
