@@ -50,7 +50,7 @@ class SpeculationConfig:
     """Shortest match of the last tokens that gives a draft."""
     ngram_max: int = 5
     """Longest match that is looked for; the longest one found wins."""
-    ngram_tokens: int = 8
+    ngram_tokens: int = 10
     """Draft tokens a lookup gives at most."""
     ngram_occurrence: str = "earliest"
     """Which of several equally long matches is continued: the earliest or the latest."""

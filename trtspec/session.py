@@ -161,7 +161,7 @@ class Session:
             PromptError: a prompt is empty, too long, or holds ids that are not in the vocabulary.
         """
         done: dict[int, Completion] = {}
-        for event in self.stream_batch(prompts, sampling, speculation):
+        for event in self._run(self._prepare(prompts, sampling, speculation), whole=True):
             if event.completion is not None:
                 done[event.index] = event.completion
         return [done[index] for index in range(len(prompts))]
@@ -179,14 +179,18 @@ class Session:
         speculation: SpeculationConfig | None = None,
     ) -> Iterator[StreamEvent]:
         """Complete the prompts, yielding each one's text as it grows; closing the iterator cancels them all."""
+        return self._run(self._prepare(prompts, sampling, speculation), whole=False)
+
+    def _prepare(
+        self, prompts: Seq[Prompt], sampling: SamplingParams | None, speculation: SpeculationConfig | None
+    ) -> list[Generation]:
+        """Check all prompts before any is begun."""
         sampling, speculation = sampling or SamplingParams(), speculation or SpeculationConfig()
         if isinstance(prompts, str):
             raise PromptError("prompts is one string; give a list of prompts")
         if speculation.method is None:
             speculation = dataclasses.replace(speculation, method=self.methods[-1])
-        # Every prompt is checked before any is begun.
-        generations = [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
-        return self._run(generations)
+        return [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
@@ -227,8 +231,11 @@ class Session:
         sequence = Sequence.start(index, self.encode(prompt), self.limits.max_seq_len, sampling, speculation)
         return Generation(sequence, TextStream(self.tokenizer, sampling.stop), self._eos)
 
-    def _run(self, generations: list[Generation]) -> Iterator[StreamEvent]:
-        """Step the scheduler while any of these is unfinished; other streams' sequences advance with them."""
+    def _run(self, generations: list[Generation], whole: bool) -> Iterator[StreamEvent]:
+        """Step the scheduler while any of these is unfinished; other streams' sequences advance with them.
+
+        With `whole`, each sequence yields one event, when it is finished: no text is decoded on the way.
+        """
         parts: dict[int, list[str]] = {generation.sequence.index: [] for generation in generations}
         try:
             for generation in generations:
@@ -236,9 +243,10 @@ class Session:
                 self._scheduler.add(generation)
             pending = list(generations)
             while pending:
-                if not any(generation.has_news for generation in pending):
+                ready = [g for g in pending if g.has_news and (g.finished or not whole)]
+                if not ready:
                     self._scheduler.step()
-                for generation in [generation for generation in pending if generation.has_news]:
+                for generation in ready:
                     yield _event(generation, parts[generation.sequence.index])
                 pending = [generation for generation in pending if not generation.finished or generation.has_news]
         finally:

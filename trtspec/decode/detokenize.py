@@ -37,7 +37,7 @@ class TextStream:
         self._known = ""
         """The part of the ids' text that is in `_held` or released."""
         self._waited = 0
-        """Pushes since the text last ended in a whole character."""
+        """Decodings since the text last ended in a whole character."""
         self._held = ""
         """Decoded, not released: it may be the start of a stop string."""
         self._released: list[str] = []
@@ -49,9 +49,12 @@ class TextStream:
         return bool(self._stop)
 
     def push(self, tokens: Seq[int]) -> bool:
-        """Add tokens; true when a stop string is complete: the text ends before it, and nothing more is taken."""
+        """Add tokens; true when a stop string is complete: the text ends before it, and nothing more is taken.
+
+        Without stop strings nothing is decoded until the text is asked for.
+        """
         self._ids.extend(tokens)
-        return self._decode(final=False)
+        return self.watches and self._decode(final=False)
 
     def finish(self) -> None:
         """No more tokens come: release what was held back."""
@@ -61,6 +64,8 @@ class TextStream:
 
     def take(self) -> str:
         """The text released since the last call."""
+        if not self.watches:
+            self._decode(final=False)
         text = "".join(self._released)
         self._released.clear()
         return text
@@ -85,7 +90,7 @@ class TextStream:
         return self._extend(piece)
 
     def _wait(self, text: str) -> bool:
-        """Leave an incomplete character for the next push, but do not wait for ever."""
+        """Leave an incomplete character for the next decoding, but do not wait for ever."""
         self._waited += 1
         if self._waited <= _LONGEST_WAIT:
             return False

@@ -50,16 +50,17 @@ class Generation:
         End of sequence and stop strings come before the length limits: a token that completes a stop string ends the
         sequence with "stop" even when it is the last one allowed.
         """
-        sequence, kept = self.sequence, 0
+        kept = 0
         for token in tokens:
-            sequence.append(token)
+            self.sequence.append(token)
             kept += 1
-            sequence.finish_reason = self._finish_reason(token)
-            if self.finished:
+            reason = self._finish_reason(token)
+            if reason is not None:
+                self.sequence.finish_reason = reason
                 break
         if not self.text.watches:
             # Without stop strings only an end-of-sequence token ends with STOP, and that one is no text.
-            self.text.push(tokens[: kept - (sequence.finish_reason == STOP)])
+            self.text.push(tokens[: kept - (self.sequence.finish_reason == STOP)])
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         if self.finished:

@@ -21,21 +21,25 @@ def verification_rows(sequences: Seq[Sequence], trees: Seq[DraftTree], buckets: 
     A row sees the committed tokens, its ancestors and itself. Padding rows repeat the root's token and position and
     see the committed tokens only; nothing sees them, and the next pass overwrites their KV.
     """
-    batch, width = len(sequences), buckets.width(max(tree.width for tree in trees))
-    live = buckets.live(max(sequence.cached + tree.width for sequence, tree in zip(sequences, trees, strict=True)))
+    width = live = 0
+    for sequence, tree in zip(sequences, trees, strict=True):
+        width = max(width, tree.width)
+        live = max(live, sequence.cached + tree.width)
+    batch, width, live = len(sequences), buckets.width(width), buckets.live(live)
     tokens = np.empty((batch, width), dtype=np.int32)
     positions = np.empty((batch, width), dtype=np.int64)
     cached = np.empty(batch, dtype=np.int64)
-    mask = np.zeros((batch, 1, width, live), dtype=bool)
+    mask = np.empty((batch, 1, width, live), dtype=bool)
+    mask[:] = False
     for b, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
         start = cached[b] = sequence.cached
+        rows = tree.width
         tokens[b] = sequence.tokens[start]
+        tokens[b, 1:rows] = tree.tokens
         positions[b] = start
+        positions[b, :rows] = tree.positions(start)
         mask[b, 0, :, :start] = True
-        mask[b, 0, : tree.width, start : start + tree.width] = tree.mask
-        if tree.size:
-            tokens[b, 1 : tree.width] = tree.tokens
-            positions[b, : tree.width] += tree.depths
+        mask[b, 0, :rows, start : start + rows] = tree.mask
     return _rows(tokens, positions, cached, mask)
 
 

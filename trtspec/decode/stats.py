@@ -49,11 +49,14 @@ class Stats:
         self.accepted_at.extend([0] * (len(accepted_rows) - len(self.accepted_at)))
         for position in range(len(accepted_rows)):
             self.accepted_at[position] += 1
-        for name in set(tree.source):
-            counts = self.by_source[name]
-            counts.drafts += 1
-            counts.draft_tokens += tree.source.count(name)
-            counts.accepted_tokens += sum(tree.source[row - 1] == name for row in accepted_rows)
+        for name, counts in self.by_source.items():
+            if size := tree.source.count(name):
+                counts.drafts += 1
+                counts.draft_tokens += size
+                accepted = len(accepted_rows)
+                if size < tree.size:
+                    accepted = sum(tree.source[row - 1] == name for row in accepted_rows)
+                counts.accepted_tokens += accepted
 
     def add(self, other: Stats) -> None:
         """Add another's counts and times to these."""

@@ -25,26 +25,48 @@ def lookup(
     Returns:
         Integer `[0..num_tokens]`, a view of the history; empty without a match.
     """
-    length = len(history)
-    if num_tokens < 1 or length <= ngram_min:
+    length, size = len(history), history.itemsize
+    longest = min(ngram_max, length - 1)
+    if num_tokens < 1 or longest < ngram_min:
         return history[:0]
-    ends = np.flatnonzero(history[:-1] == history[-1])
-    longest = ends[:0]
-    for n in range(1, min(ngram_max, length - 1) + 1):
-        if n > 1:
-            ends = ends[ends >= n - 1]
-            ends = ends[history[ends - (n - 1)] == history[length - n]]
-        if not ends.size:
+    data = history.tobytes()
+    end = (length - 1) * size
+    at = first = _find(data, data[(length - ngram_min) * size :], 0, end, size)
+    if first < 0:
+        return history[:0]
+    n = ngram_min
+    for longer in range(longest, ngram_min, -1):
+        # Where a longer match ends, a shorter one ends too: none begins before this.
+        start = max(first - (longer - ngram_min) * size, 0)
+        found = _find(data, data[(length - longer) * size :], start, end, size)
+        if found >= 0:
+            n, at = longer, found
             break
-        if n >= ngram_min:
-            longest = ends
-    if not longest.size:
-        return history[:0]
-    end = longest[0]
     if occurrence == "latest":
-        full = longest[longest < length - num_tokens]
-        end = full[-1] if full.size else longest[0]
-    return history[end + 1 : end + 1 + num_tokens]
+        full = max(length - num_tokens, 0) * size
+        at = max(at, _find_last(data, data[(length - n) * size :], at, full, size))
+    continuation = at // size + n
+    return history[continuation : continuation + num_tokens]
+
+
+def _find(data: bytes, pattern: bytes, start: int, end: int, size: int) -> int:
+    """Offset of the first occurrence within data[start:end] that begins at a token, or -1.
+
+    Bytes are searched because a step finds the caches cold: one call that scans costs less there than several small
+    array operations.
+    """
+    at = data.find(pattern, start, end)
+    while at >= 0 and at % size:
+        at = data.find(pattern, at + 1, end)
+    return at
+
+
+def _find_last(data: bytes, pattern: bytes, start: int, end: int, size: int) -> int:
+    """Offset of the last occurrence within data[start:end] that begins at a token, or -1."""
+    at = data.rfind(pattern, start, end)
+    while at >= 0 and at % size:
+        at = data.rfind(pattern, start, at + len(pattern) - 1)
+    return at
 
 
 class NgramDrafter:

@@ -58,6 +58,10 @@ class DraftTree:
             depths[i + 1] = depths[parent] + 1
         return depths
 
+    def positions(self, root: int) -> np.ndarray:
+        """Sequence position of each row where the root's is `root`, integer `[width]`."""
+        return _ranges(root + self.width)[root:] if self.is_chain else self.depths + root
+
     @cached_property
     def mask(self) -> np.ndarray:
         """bool `[width, width]`: a row sees itself and its ancestors."""
@@ -96,6 +100,11 @@ def _counting(size: int) -> np.ndarray:
     counting = np.arange(size, dtype=np.int32)
     counting.setflags(write=False)
     return counting
+
+
+def _ranges(stop: int) -> np.ndarray:
+    """0..stop-1: slicing one array that grows by doubling costs a step less than counting anew."""
+    return _counting(1 << (stop - 1).bit_length())[:stop]
 
 
 @lru_cache(maxsize=256)

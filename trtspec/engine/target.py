@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +13,7 @@ from trtspec.engine.base import TORCH_DTYPES, Buckets, CacheView, Engine
 from trtspec.tensors import WeightRef
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of one pass over a batch; all tensors contiguous."""
 
     tokens: torch.Tensor
