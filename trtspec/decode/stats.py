@@ -39,7 +39,7 @@ class Stats:
         """Count one decode step of one sequence; `accepted_rows` and `emitted` after trimming."""
         self.steps += 1
         self.emitted_tokens += emitted
-        self.longest_paths += 1 + (int(tree.depths.max()) if tree.size else 0)
+        self.longest_paths += 1 + tree.depth
         if not tree.size:
             return
         self.drafts += 1

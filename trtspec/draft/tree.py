@@ -31,7 +31,9 @@ class DraftTree:
     def chain(cls, tokens: np.ndarray, source: str) -> DraftTree:
         """One path: every token's parent is the row before it."""
         size = len(tokens)
-        return cls(tokens.astype(np.int32, copy=False), _counting(size), (source,) * size)
+        tree = cls(tokens.astype(np.int32, copy=False), _counting(size), (source,) * size)
+        tree.__dict__["is_chain"] = True
+        return tree
 
     @property
     def size(self) -> int:
@@ -57,6 +59,11 @@ class DraftTree:
         for i, parent in enumerate(self.parents):
             depths[i + 1] = depths[parent] + 1
         return depths
+
+    @property
+    def depth(self) -> int:
+        """Draft tokens on the longest path."""
+        return self.size if self.is_chain else int(self.depths.max())
 
     def positions(self, root: int) -> np.ndarray:
         """Sequence position of each row where the root's is `root`, integer `[width]`."""

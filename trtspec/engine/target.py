@@ -52,6 +52,7 @@ class Target:
         """
         self.buckets = buckets or Buckets()
         self._embedding = embedding
+        self._table = embedding.numpy() if embedding.is_cpu else None
         self._body = body
         self._lm_head = lm_head
         self._lm_head_inputs = {} if lm_head_weight is None else {tensors.LM_HEAD_WEIGHT: lm_head_weight}
@@ -62,12 +63,17 @@ class Target:
         if self._body.device.type != "cpu":
             rows = rows.to(self._body.device)
         inputs = {
-            tensors.INPUTS_EMBEDS: torch.embedding(self._embedding, rows.tokens),
+            tensors.INPUTS_EMBEDS: self._embed(rows.tokens),
             tensors.POSITION_IDS: rows.positions,
             tensors.CACHE_LENGTH: rows.cache_length,
             tensors.TREE_MASK: rows.mask,
         }
         return self._timed(self._body, inputs, cache)[tensors.HIDDEN_STATES]
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._table is not None:
+            return torch.from_numpy(self._table[tokens.numpy()])
+        return torch.embedding(self._embedding, tokens)
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Logits `[rows, vocab]` of contiguous hidden rows `[rows, hidden]`."""
