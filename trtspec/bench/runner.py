@@ -138,6 +138,7 @@ def compare(
         session: answers what the target thinks of two tokens where outputs differ.
         contenders: the first is the baseline.
         prompts: (id, token ids).
+        settings: what else the report should name.
         progress: called with groups done and all groups.
     """
     groups = [prompts[at : at + batch_size] for at in range(0, len(prompts), batch_size)]
@@ -156,7 +157,8 @@ def compare(
             differences += _differences(session, result.name, group, outputs[0][0], runs[0])
         if progress:
             progress(done + 1, len(groups))
-    return Comparison(results, differences, len(prompts), settings or {})
+    used = {"batch_size": batch_size, "repeats": repeats, "max_new_tokens": sampling.max_new_tokens}
+    return Comparison(results, differences, len(prompts), {**(settings or {}), **used})
 
 
 def _run_group(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trtspec.checkpoint.layer import layer_shapes
 from trtspec.checkpoint.rope import RopeConfig
 from trtspec.errors import CheckpointError
 
@@ -136,34 +137,12 @@ class TargetConfig:
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight's name and shape, `[out, in]`, embedding first, then layer by layer, LM head last."""
         shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, self.hidden_size)}
+        layers = layer_shapes(self, input_norm="input_layernorm.weight", attended=self.hidden_size)
         for layer in range(self.num_layers):
-            shapes.update({f"model.layers.{layer}.{suffix}": s for suffix, s in self._layer_shapes().items()})
+            shapes.update({f"model.layers.{layer}.{suffix}": shape for suffix, shape in layers.items()})
         shapes[FINAL_NORM] = (self.hidden_size,)
         if not self.tied:
             shapes[LM_HEAD] = (self.vocab_size, self.hidden_size)
-        return shapes
-
-    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        hidden, inner = self.hidden_size, self.intermediate_size
-        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        linear = {
-            "self_attn.q_proj": (query, hidden, self.qkv_bias),
-            "self_attn.k_proj": (key_value, hidden, self.qkv_bias),
-            "self_attn.v_proj": (key_value, hidden, self.qkv_bias),
-            "self_attn.o_proj": (hidden, query, self.output_bias),
-            "mlp.gate_proj": (inner, hidden, self.mlp_bias),
-            "mlp.up_proj": (inner, hidden, self.mlp_bias),
-            "mlp.down_proj": (hidden, inner, self.mlp_bias),
-        }
-        shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
-        for name, (rows, columns, bias) in linear.items():
-            shapes[f"{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{name}.bias"] = (rows,)
-        if self.qk_norm:
-            shapes["self_attn.q_norm.weight"] = (self.head_dim,)
-            shapes["self_attn.k_norm.weight"] = (self.head_dim,)
-        shapes["post_attention_layernorm.weight"] = (hidden,)
         return shapes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,53 +60,54 @@ def bench(
         raise ConfigError(f"--methods {methods!r}: give each method once, separated by commas")
     speculations = [SpeculationConfig(name, ngram_min, ngram_max, ngram_tokens, ngram_occurrence) for name in names]
     sampling = SamplingParams(max_new_tokens)
-    if json_file and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
-    if json_file and json_file.is_dir():
-        raise ConfigError(f"--json {json_file} is a directory; give the name of a file")
+    _check_json_file(json_file)
     prompts = load_dataset(dataset, limit)
 
     from trtspec.bench.runner import SessionMethod
     from trtspec.bench.runner import compare as run_comparison
     from trtspec.session import Session
 
-    with Session.open(directory, runtime=runtime, threads=threads) as session:
+    with Session.open(directory, runtime=runtime, threads=threads) as session, _group_bar() as bar:
         encoded = [(prompt.id, _encode(session, prompt, max_new_tokens)) for prompt in prompts]
         contenders: list[Contender] = [SessionMethod(session, speculation) for speculation in speculations]
         if compare:
             contenders += _huggingface(session, ngram_tokens)
-        settings = {
-            "dataset": dataset,
-            "batch_size": batch_size,
-            "repeats": repeats,
-            "max_new_tokens": max_new_tokens,
-            "ngram_min": ngram_min,
-            "ngram_max": ngram_max,
-            "ngram_tokens": ngram_tokens,
-            "ngram_occurrence": ngram_occurrence,
-            "target": session.engine_dir.target.name,
-            "runtime": session.runtime,
-            "dtype": session.engine_dir.dtype,
-        }
-        with tqdm(total=len(encoded), disable=not sys.stderr.isatty(), unit="group", leave=False) as bar:
-
-            def progress(done: int, total: int) -> None:
-                bar.total, bar.n = total, done
-                bar.refresh()
-
-            result = run_comparison(
-                session,
-                contenders,
-                encoded,
-                sampling,
-                batch_size=batch_size,
-                repeats=repeats,
-                settings=settings,
-                progress=progress,
-            )
+        result = run_comparison(
+            session,
+            contenders,
+            encoded,
+            sampling,
+            batch_size=batch_size,
+            repeats=repeats,
+            settings={"dataset": dataset, **_settings(session, speculations[0])},
+            progress=partial(_show_progress, bar),
+        )
     click.echo(format_comparison(result))
     if json_file:
         json_file.write_text(json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _check_json_file(json_file: Path | None) -> None:
+    if json_file and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
+    if json_file and json_file.is_dir():
+        raise ConfigError(f"--json {json_file} is a directory; give the name of a file")
+
+
+def _settings(session: Session, speculation: SpeculationConfig) -> dict[str, Any]:
+    """What the figures depend on, for the report."""
+    options = {name: value for name, value in vars(speculation).items() if name != "method"}
+    engine_dir = session.engine_dir
+    return {**options, "target": engine_dir.target.name, "runtime": session.runtime, "dtype": engine_dir.dtype}
+
+
+def _group_bar() -> Any:
+    return tqdm(disable=not sys.stderr.isatty(), unit="group", leave=False)
+
+
+def _show_progress(bar: Any, done: int, total: int) -> None:
+    bar.total, bar.n = total, done
+    bar.refresh()
 
 
 def format_comparison(result: Comparison) -> str:

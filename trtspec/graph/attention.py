@@ -3,46 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from trtspec import tensors
+from trtspec.checkpoint.layer import LayerConfig
 from trtspec.graph.builder import GraphBuilder
 from trtspec.graph.layers import linear, reshape, rms_norm
-
-
-class AttentionConfig(Protocol):
-    """What attention needs to know of a model; a target's and a draft head's configuration have it."""
-
-    @property
-    def num_heads(self) -> int:
-        """Query heads."""
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key and value heads; each serves num_heads / num_kv_heads query heads."""
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether the query, key and value projections have biases."""
-
-    @property
-    def output_bias(self) -> bool:
-        """Whether the output projection has a bias."""
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head (Qwen3)."""
-
-    @property
-    def rms_norm_eps(self) -> float:
-        """Epsilon of that norm."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +46,7 @@ def step_inputs(builder: GraphBuilder, cos: ir.Value, sin: ir.Value) -> StepInpu
 
 
 def attention(
-    builder: GraphBuilder, path: str, prefix: str, x: ir.Value, layer: int, config: AttentionConfig, step: StepInputs
+    builder: GraphBuilder, path: str, prefix: str, x: ir.Value, layer: int, config: LayerConfig, step: StepInputs
 ) -> ir.Value:
     """Self-attention of one layer.
 
@@ -106,7 +74,7 @@ def _heads(
     kind: str,
     x: ir.Value,
     num_heads: int,
-    config: AttentionConfig,
+    config: LayerConfig,
     step: StepInputs,
 ) -> ir.Value:
     """Project, normalise (Qwen3) and rotate (not the values): `[batch, num_heads, width, head_dim]`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trtspec.checkpoint.layer import layer_shapes
 from trtspec.checkpoint.rope import RopeConfig
 from trtspec.errors import ConfigError
 
@@ -149,38 +150,14 @@ def weight_shapes(config: DraftHeadConfig) -> dict[str, tuple[int, ...]]:
     if config.hidden_norm:
         shapes[HIDDEN_NORM] = (hidden,)
     for layer in range(config.num_layers):
-        shapes.update({f"layers.{layer}.{suffix}": shape for suffix, shape in _layer_shapes(config, layer).items()})
+        attended = 2 * hidden if config.kind == EAGLE3 and layer == 0 else hidden
+        input_norm = "input_norm.weight" if layer > 0 or config.input_norm else None
+        layers = layer_shapes(config, input_norm=input_norm, attended=attended)
+        shapes.update({f"layers.{layer}.{suffix}": shape for suffix, shape in layers.items()})
     if config.output_norm:
         shapes[OUTPUT_NORM] = (hidden,)
     if config.own_embedding:
         shapes[HEAD_EMBEDDING] = (config.vocab_size, hidden)
     if config.own_lm_head:
         shapes[HEAD_LM_HEAD] = (config.draft_vocab_size, hidden)
-    return shapes
-
-
-def _layer_shapes(config: DraftHeadConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attended = 2 * hidden if config.kind == EAGLE3 and layer == 0 else hidden
-    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    linear = {
-        "self_attn.q_proj": (query, attended, config.qkv_bias),
-        "self_attn.k_proj": (key_value, attended, config.qkv_bias),
-        "self_attn.v_proj": (key_value, attended, config.qkv_bias),
-        "self_attn.o_proj": (hidden, query, config.output_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
-    if layer > 0 or config.input_norm:
-        shapes["input_norm.weight"] = (hidden,)
-    for name, (rows, columns, bias) in linear.items():
-        shapes[f"{name}.weight"] = (rows, columns)
-        if bias:
-            shapes[f"{name}.bias"] = (rows,)
-    if config.qk_norm:
-        shapes["self_attn.q_norm.weight"] = (config.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    shapes["post_attention_layernorm.weight"] = (hidden,)
     return shapes
