@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from trtspec.engine_dir import MANIFEST, EngineDir
+from trtspec.errors import CheckpointError, ConfigError
 
 
 @click.command()
 @click.argument("path")
+@click.option("--target", help="PATH is an EAGLE draft head for this target: show how it is wired.")
+@click.option("--eagle-option", "options", multiple=True, metavar="KEY=VALUE", help="A wiring decision; repeatable.")
 @click.option("--verify", is_flag=True, help="Hash every file of an engine directory, however large.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(path: str, verify: bool, as_json: bool) -> None:
-    """Describe PATH: an engine directory, or a checkpoint (directory, hub id, .gguf file, demo)."""
-    if (Path(path) / MANIFEST).exists():
+def inspect(path: str, target: str | None, options: tuple[str, ...], verify: bool, as_json: bool) -> None:
+    """Describe PATH: an engine directory, a target (directory, hub id, .gguf file, demo), or an EAGLE draft head."""
+    if options and target is None:
+        raise click.UsageError("--eagle-option is for draft heads; add --target TARGET")
+    if target is not None:
+        description = describe_draft_head(path, target, parse_pairs(options))
+    elif (Path(path) / MANIFEST).exists():
         engine_dir = EngineDir.load(path)
         engine_dir.verify(whole=verify)
         description = describe_engine_dir(engine_dir)
@@ -66,12 +74,44 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
     }
 
 
+def parse_pairs(options: tuple[str, ...]) -> dict[str, str]:
+    """KEY=VALUE options as a mapping."""
+    pairs: dict[str, str] = {}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--eagle-option {option!r}: expected KEY=VALUE")
+        if key in pairs:
+            raise ConfigError(f"--eagle-option {key} is given twice")
+        pairs[key] = value
+    return pairs
+
+
+def describe_draft_head(path: str, target: str, options: dict[str, str]) -> dict[str, Any]:
+    """A head's canonical wiring for a target: every decision with its origin, and the problems found."""
+    from trtspec.checkpoint.draft_head import describe, open_draft_head
+    from trtspec.checkpoint.source import check_weights, open_checkpoint
+    from trtspec.checkpoint.target import EMBEDDING, LM_HEAD, TargetConfig
+
+    checkpoint = open_checkpoint(target)
+    config = TargetConfig.from_hf(checkpoint.hf_config, checkpoint.generation_config)
+    check_weights(config, checkpoint.tensors)
+    tables = checkpoint.tensors.load
+    head = open_draft_head(
+        path, config, options, partial(tables, EMBEDDING), partial(tables, EMBEDDING if config.tied else LM_HEAD)
+    )
+    return {**describe(head), "target": checkpoint.name}
+
+
 def describe_checkpoint(path: str) -> dict[str, Any]:
     """Whether a checkpoint can be built as a target, and what it is."""
+    from trtspec.checkpoint.draft_head import is_draft_head
     from trtspec.checkpoint.source import check_weights, open_checkpoint
     from trtspec.checkpoint.target import TargetConfig
 
     checkpoint = open_checkpoint(path)
+    if is_draft_head(checkpoint.hf_config, checkpoint.tensors.tensors):
+        raise CheckpointError(f"{path} is an EAGLE draft head; add --target TARGET to see how it is wired")
     config = TargetConfig.from_hf(checkpoint.hf_config, checkpoint.generation_config)
     warnings = check_weights(config, checkpoint.tensors)
     dtypes: dict[str, int] = {}

@@ -1,8 +1,18 @@
 """Reading EAGLE draft heads of any writer as one canonical record."""
 
 from trtspec.checkpoint.draft_head.config import DraftHeadConfig, weight_shapes
+from trtspec.checkpoint.draft_head.format import is_draft_head
 from trtspec.checkpoint.draft_head.opening import DraftHead, describe, open_draft_head
 from trtspec.checkpoint.draft_head.options import OPTIONS
 from trtspec.checkpoint.draft_head.reading import Decision
 
-__all__ = ["OPTIONS", "Decision", "DraftHead", "DraftHeadConfig", "describe", "open_draft_head", "weight_shapes"]
+__all__ = [
+    "OPTIONS",
+    "Decision",
+    "DraftHead",
+    "DraftHeadConfig",
+    "describe",
+    "is_draft_head",
+    "open_draft_head",
+    "weight_shapes",
+]

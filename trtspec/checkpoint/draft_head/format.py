@@ -55,6 +55,15 @@ def identify(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Fo
     return Format(kind, writer, flatten(config), names)
 
 
+def is_draft_head(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether a checkpoint is a head that `identify` knows."""
+    try:
+        identify(config, tensors)
+    except CheckpointError:
+        return False
+    return True
+
+
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """One mapping of a configuration and the model configuration that vLLM or speculators nests in it.
 
