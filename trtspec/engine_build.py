@@ -181,36 +181,38 @@ def _build_runtime(
     plan: BuildPlan, runtime: str, weights: dict[str, WeightRef], staging: Path, report: Progress
 ) -> RuntimeRecord:
     on_cpu = runtime == "onnxruntime"
-    body = target_graph(plan.config, weights, staging, cache_rows=plan.limits.cache_rows, dtype=plan.dtype)
-    head = lm_head_graph(plan.config, weights, staging, dtype=plan.dtype, weight_as_input=not on_cpu)
+    graphs = {
+        "target": target_graph(plan.config, weights, staging, cache_rows=plan.limits.cache_rows, dtype=plan.dtype),
+        "lm_head": lm_head_graph(plan.config, weights, staging, dtype=plan.dtype, weight_as_input=not on_cpu),
+    }
     if on_cpu:
-        ir.save(body, staging / "target.onnx")
-        ir.save(head, staging / "lm_head.onnx")
-        return RuntimeRecord({"target": "target.onnx", "lm_head": "lm_head.onnx"})
+        for name, graph in graphs.items():
+            ir.save(graph, staging / f"{name}.onnx")
+        return RuntimeRecord({name: f"{name}.onnx" for name in graphs})
     (staging / runtime).mkdir()
-    graphs = {}
-    head_spec = lm_head_spec(plan.config, plan.dtype, weight_as_input=True)
-    body_spec = target_spec(plan.config, plan.limits.cache_rows, plan.dtype)
-    rows = plan.limits.max_batch_size * plan.limits.max_width
-    head_build = BuildConfig(plan.dtype, plan.compute_capabilities, lm_head_profiles(rows))
-    for name, graph, spec, build_config in (
-        ("target", body, body_spec, _target_build(plan, runtime)),
-        ("lm_head", head, head_spec, head_build),
-    ):
-        # Beside the weights that it points to; the compiled engine replaces it.
-        onnx = staging / f"{runtime}-{name}.onnx"
-        ir.save(graph, onnx)
-        graphs[name] = f"{runtime}/{name}.engine"
-        build_engine(
-            runtime,
-            onnx,
-            spec,
-            build_config,
-            staging / graphs[name],
-            progress=partial(_report_phase, report, f"{runtime} {name}"),
-        )
-        onnx.unlink()
-    return RuntimeRecord(graphs, plan.compute_capabilities if runtime == "tensorrt-rtx" else ())
+    files = {name: f"{runtime}/{name}.engine" for name in graphs}
+    for name, graph in graphs.items():
+        _compile(plan, runtime, name, graph, staging, staging / files[name], report)
+    return RuntimeRecord(files, plan.compute_capabilities if runtime == "tensorrt-rtx" else ())
+
+
+def _compile(
+    plan: BuildPlan, runtime: str, name: str, graph: ir.Model, staging: Path, output: Path, report: Progress
+) -> None:
+    """Compile one graph for TensorRT or TensorRT-RTX."""
+    limits = plan.limits
+    if name == "target":
+        spec, build_config = target_spec(plan.config, limits.cache_rows, plan.dtype), _target_build(plan, runtime)
+    else:
+        spec = lm_head_spec(plan.config, plan.dtype, weight_as_input=True)
+        profiles = lm_head_profiles(limits.max_batch_size * limits.max_width)
+        build_config = BuildConfig(plan.dtype, _target_build(plan, runtime).compute_capabilities, profiles)
+    # Beside the weights that it points to; the compiled engine replaces it.
+    onnx = staging / f"{runtime}-{name}.onnx"
+    ir.save(graph, onnx)
+    progress = partial(_report_phase, report, f"{runtime} {name}")
+    build_engine(runtime, onnx, spec, build_config, output, progress=progress)
+    onnx.unlink()
 
 
 def _report_phase(report: Progress, stage: str, phase: str, fraction: float) -> None:

@@ -27,7 +27,7 @@ from trtspec.engine.base import TORCH_DTYPES
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.loading import choose_runtime, load_target
 from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
-from trtspec.errors import EngineDirError, PromptError
+from trtspec.errors import EngineDirError, PromptError, UserError
 from trtspec.sequence import Sequence
 from trtspec.tokenizer import Tokenizer
 
@@ -107,6 +107,7 @@ class Session:
         )
         self._scheduler = Scheduler(self._target, self._cache, self.limits, {"ngram": NgramDrafter()})
         self._eos = frozenset(self._config.eos_token_ids)
+        self._closed = False
 
     @classmethod
     def open(cls, path: str | Path, runtime: str | None = None, threads: int | None = None) -> Session:
@@ -138,8 +139,10 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Free engines and cache."""
-        self._target.close()
+        """Free the engines; nothing can be generated afterwards."""
+        if not self._closed:
+            self._closed = True
+            self._target.close()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -185,6 +188,8 @@ class Session:
         self, prompts: Seq[Prompt], sampling: SamplingParams | None, speculation: SpeculationConfig | None
     ) -> list[Generation]:
         """Check all prompts before any is begun."""
+        if self._closed:
+            raise UserError("the session is closed; open the engine directory again")
         sampling, speculation = sampling or SamplingParams(), speculation or SpeculationConfig()
         if isinstance(prompts, str):
             raise PromptError("prompts is one string; give a list of prompts")
@@ -223,7 +228,7 @@ class Session:
         sequence = Sequence.start(
             0, self.encode(token_ids), self.limits.max_seq_len, SamplingParams(), SpeculationConfig()
         )
-        return prompt_logits(sequence, self._target, self._cache.view(0, 1), self.limits.prefill_chunk)
+        return prompt_logits(sequence, self._target, self._cache.view(0, 1), self.limits.prefill_chunk).clone()
 
     def _generation(
         self, index: int, prompt: Prompt, sampling: SamplingParams, speculation: SpeculationConfig

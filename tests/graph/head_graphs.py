@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import onnx
 import onnx_ir as ir
 import torch
 from checkpoint import heads
@@ -137,6 +138,20 @@ CASES: dict[str, Case] = {
     "e4_whole_vocabulary": _case(make_e4, draft_vocab=VOCAB),
     "e4_rope_parameters": _case(make_e4, layer_config=ROPE),
 }
+# Cases whose graphs have the same nodes, by the case that stands for them.
+SAME_GRAPH: dict[str, Sequence[str]] = {
+    "e1": (
+        *("e1_poison", "e1_numbers", "e1_linear_rope", "e2", "e2_long_names", "e2_token_map", "e2_token_map_16_rows"),
+        *("e2_slots_ignored", "e2_mixed_dtypes", "e2_no_bias_flag"),
+    ),
+    "e3": (
+        *("e3_embedding", "e3_whole_vocabulary", "e3_zero_map", "e3_targets_lm_head", "e3_forty_layers", "e3_numbers"),
+        *("e3_nvidia", "e4", "e4_whole_vocabulary", "e4_rope_parameters"),
+    ),
+    "e3_no_final_norm": ("e3_nvidia_no_norm",),
+    "e3_post_norm_fed": ("e3_nvidia_post_norm", "e4_norm_output"),
+    "e3_normed_residual": ("e4_normed_residual",),
+}
 
 
 class Session(Protocol):
@@ -204,6 +219,12 @@ class HeadGraphs:
         if self.config.kind == "eagle3" and self.config.has_fc:
             specs["fuse"] = fuse_spec(self.config, dtype)
         return specs
+
+    def nodes(self) -> list[list[tuple[str, list[str], list[str]]]]:
+        """Operators of the head's graphs with their inputs and outputs."""
+        folder = self.export("float16")
+        models = [onnx.load(folder / f"{name}.onnx", load_external_data=False) for name in self.specs("float16")]
+        return [[(node.op_type, list(node.input), list(node.output)) for node in model.graph.node] for model in models]
 
     def session(self, dtype: str = "float32", slots: int = 1) -> GraphSession:
         """A sequence of the graphs', in the first slot of a cache of its own."""
@@ -298,7 +319,7 @@ def features(graphs: HeadGraphs, rows: int, seed: int) -> torch.Tensor:
     """The target's hidden states, those of later layers larger, `[rows, features * target hidden size]`."""
     config, generator = graphs.config, torch.Generator().manual_seed(seed)
     count = config.num_features
-    scale = torch.tensor([3.0**n for n in range(count)])[:, None]
+    scale = torch.tensor([2.0**n for n in range(count)])[:, None]
     values = torch.randn((rows, count, config.target_hidden_size), generator=generator) * scale
     return values.flatten(1)
 

@@ -1,0 +1,87 @@
+"""Sessions: several streams at once, closing, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+import trtspec
+from trtspec.errors import PromptError, UserError
+
+SAMPLING = trtspec.SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def session(tiny_dir: Path) -> Iterator[trtspec.Session]:
+    with trtspec.Session.open(tiny_dir) as session:
+        yield session
+
+
+def test_interleaved_streams_each_get_their_own_tokens(session: trtspec.Session) -> None:
+    prompts = ["one two three", "four five six seven"]
+    expected = [completion.token_ids for completion in session.generate(prompts, SAMPLING)]
+    streams = [session.stream(prompt, SAMPLING) for prompt in prompts]
+    found: list[list[int]] = [[], []]
+    for events in zip_longest(*streams):
+        for tokens, event in zip(found, events, strict=True):
+            tokens.extend(event.token_ids if event else [])
+    assert found == expected
+
+
+def test_generating_while_a_stream_is_open(session: trtspec.Session) -> None:
+    [expected] = session.generate(["one two"], SAMPLING)
+    stream = session.stream("three four", SAMPLING)
+    first = next(stream)
+    [between] = session.generate(["one two"], SAMPLING)
+    rest = [token for event in stream for token in event.token_ids]
+    assert between.token_ids == expected.token_ids
+    assert first.token_ids + rest == session.generate(["three four"], SAMPLING)[0].token_ids
+
+
+def test_a_closed_stream_frees_its_slot(session: trtspec.Session) -> None:
+    for _ in range(session.limits.max_batch_size + 1):
+        stream = session.stream("one two three", SAMPLING)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    assert len(session.generate(["one two three"], SAMPLING)[0].token_ids) == SAMPLING.max_new_tokens
+
+
+def test_logits_stay_when_others_are_computed(session: trtspec.Session) -> None:
+    first = session.next_logits([5, 6, 7])
+    kept = first.clone()
+    session.next_logits([8, 9])
+    assert first.equal(kept)
+    assert int(first.argmax()) == session.generate([[5, 6, 7]], SAMPLING)[0].token_ids[0]
+
+
+def test_a_closed_session_says_so(tiny_dir: Path) -> None:
+    session = trtspec.Session.open(tiny_dir)
+    session.close()
+    session.close()
+    with pytest.raises(UserError, match="closed"):
+        session.generate(["one"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([-1], "token ids must lie in"),
+        ([49152], "token ids must lie in"),
+        ([1.5], "a prompt is text, a list of token ids"),
+        (["a"], "a prompt is text, a list of token ids"),
+        ("bad \ud800 text", "no valid Unicode"),
+        ([5] * 512, "holds 512 per sequence"),
+    ],
+)
+def test_prompts_refused(session: trtspec.Session, prompt: object, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        session.generate([prompt], SAMPLING)  # type: ignore[list-item]
+
+
+def test_no_prompts_no_completions(session: trtspec.Session) -> None:
+    assert session.generate([], SAMPLING) == []
