@@ -1,4 +1,4 @@
-"""EAGLE draft heads in plain torch, straight from their papers' code: all rows at once, no cache, in float64.
+"""EAGLE draft heads in plain torch: all rows at once, no cache, in float64.
 
 Shares no code with the graphs, nor with the reader of checkpoints: it opens a head's files by itself.
 """
@@ -229,7 +229,8 @@ class OracleSession:
         self._inputs = tuple(map(torch.cat, zip(self._inputs, new, strict=True))) if self._inputs else new
         before = torch.nn.functional.pad(self._visible, (0, visible.shape[0]))
         self._visible = torch.cat([before, visible])
-        every = self._oracle.forward(*self._inputs, self._visible)
+        every_embeds, every_hidden, every_position = self._inputs
+        every = self._oracle.forward(every_embeds, every_hidden, every_position, self._visible)
         return Outputs(*(value[start:] for value in every))
 
     def drop(self, rows: int) -> None:

@@ -285,19 +285,19 @@ def test_batch_of_different_lengths(opened: Open, name: str) -> None:
     second = first.beside(1)
     first.cache.block[:, 2] = 5.0
     first.cache.block[:, 1, :, 2:] = 1e4
-    expected, rows = [], []
+    expected, inputs = [], []
     for session, length in ((first, len(PROMPT)), (second, 2)):
         tokens, states = PROMPT[:length], features(graphs, length, seed=length)
         root = refresh(session, tokens, states).feedback[-1]
         alone = graphs.oracle()
         expected += grow(alone, refresh(alone, tokens, states).feedback[-1], TREE[:1])
-        rows.append((session.embed([token for token, _ in TREE[0]]), root.expand(3, HIDDEN), length))
-    lengths = torch.tensor([length for _, _, length in rows])
+        inputs.append((session.embed([token for token, _ in TREE[0]]), root.expand(3, HIDDEN)))
+    lengths = torch.tensor([first.rows, second.rows])
     mask = torch.zeros(2, 1, 3, int(lengths.max()) + 3, dtype=torch.bool)
     for slot, length in enumerate(lengths.tolist()):
         mask[slot, 0, :, :length] = True
         mask[slot, 0, :, length : length + 3] = torch.eye(3, dtype=torch.bool)
-    embeds, hidden = (torch.stack([row[at] for row in rows]) for at in (0, 1))
+    embeds, hidden = map(torch.stack, zip(*inputs, strict=True))
     assert_same(first.run(embeds, hidden, lengths[:, None].expand(2, 3), lengths, mask), expected)
     assert (first.cache.block[:, 2] == 5.0).all()
     assert (first.cache.block[:, 1, :, 5:] == 1e4).all()
