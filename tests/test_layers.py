@@ -23,6 +23,7 @@ LAYERS = (
     ("draft",),
     ("decode",),
     ("tokenizer",),
+    ("prompt",),
     ("session", "engine_build"),
     ("bench", "train"),
     ("cli", "serving", "integrations"),

@@ -72,8 +72,15 @@ def test_a_closed_session_says_so(tiny_dir: Path) -> None:
         ([], "empty"),
         ([-1], "token ids must lie in"),
         ([49152], "token ids must lie in"),
-        ([1.5], "a prompt is text, a list of token ids"),
-        (["a"], "a prompt is text, a list of token ids"),
+        ([1.5], "no token id"),
+        (["a"], "no token id"),
+        ([True], "no token id"),
+        (b"hi", "a prompt is a bytes"),
+        (None, "a prompt is a NoneType"),
+        (5, "a prompt is a int"),
+        ([{"role": "user"}], "message 0 has no text as its content"),
+        ([{"role": "user", "content": ["parts"]}], "only text is supported"),
+        ([{"role": "user", "content": "hi"}, 5], "message 1 is a int"),
         ("bad \ud800 text", "no valid Unicode"),
         ([5] * 512, "holds 512 per sequence"),
     ],
@@ -81,6 +88,44 @@ def test_a_closed_session_says_so(tiny_dir: Path) -> None:
 def test_prompts_refused(session: trtspec.Session, prompt: object, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         session.generate([prompt], SAMPLING)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("prompts", ["text", b"bytes", None, 5, {"role": "user", "content": "hi"}, iter(["a"])])
+def test_prompts_must_be_a_list(session: trtspec.Session, prompts: object) -> None:
+    with pytest.raises(PromptError, match="give a list of prompts"):
+        session.generate(prompts, SAMPLING)  # type: ignore[arg-type]
+
+
+def test_messages_without_their_own_list(session: trtspec.Session) -> None:
+    with pytest.raises(PromptError, match="a list of their own"):
+        session.generate([{"role": "user", "content": "hi"}], SAMPLING)  # type: ignore[list-item]
+
+
+def test_configurations_of_the_wrong_class(session: trtspec.Session) -> None:
+    with pytest.raises(UserError, match="SamplingParams"):
+        session.generate(["a"], {"max_new_tokens": 3})  # type: ignore[arg-type]
+    for wrong in ({"stop": None}, {"stop": 3}, {"stop": "text"}, {"ignore_eos": "no"}, {"max_new_tokens": 1.5}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            trtspec.SamplingParams(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [0, -1, "2", 997])
+def test_threads_refused(tiny_dir: Path, session: trtspec.Session, threads: object) -> None:
+    with pytest.raises(UserError, match="threads"):
+        trtspec.Session.open(tiny_dir, threads=threads)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [None, "", 3])
+def test_paths_refused(path: object) -> None:
+    with pytest.raises(UserError, match="give an engine directory"):
+        trtspec.Session.open(path)  # type: ignore[arg-type]
+
+
+def test_build_refuses_what_it_does_not_do(tmp_path: Path, tiny_hf_dir: Path) -> None:
+    with pytest.raises(UserError, match="EAGLE draft heads can't be built in yet"):
+        trtspec.build(tiny_hf_dir, tmp_path / "out", "some-head")
+    with pytest.raises(UserError, match="give a tuple"):
+        trtspec.build(tiny_hf_dir, tmp_path / "out", runtimes="onnxruntime")  # type: ignore[arg-type]
 
 
 def test_no_prompts_no_completions(session: trtspec.Session) -> None:

@@ -33,8 +33,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _at_least("max_new_tokens", self.max_new_tokens, 1)
-        if isinstance(self.stop, str):
-            raise ConfigError("stop is a string; give a tuple of strings")
+        if not isinstance(self.stop, tuple | list):
+            raise ConfigError(f"stop is {self.stop!r}; give a tuple of strings")
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos is {self.ignore_eos!r}; give True or False")
         object.__setattr__(self, "stop", tuple(self.stop))
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise ConfigError("stop holds an empty string or something that is no string; give non-empty strings")

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trtspec.checkpoint.convert import place_weights, usable_in_place, written_bytes
-from trtspec.checkpoint.source import Checkpoint, check_weights, open_checkpoint
+from trtspec.checkpoint.source import DEMO, Checkpoint, check_weights, open_checkpoint
 from trtspec.checkpoint.target import EMBEDDING, LM_HEAD, TargetConfig
 from trtspec.config import RUNTIMES, Limits
 from trtspec.engine.tensorrt_build import BuildConfig, build_engine, check_request, lm_head_profiles, target_profiles
@@ -103,8 +103,9 @@ def plan_build(
 def build(
     target: str | Path,
     output: str | Path,
-    *,
+    eagle: str | Path | None = None,
     runtimes: Sequence[str] = ("onnxruntime",),
+    *,
     dtype: str | None = None,
     max_seq_len: int | None = None,
     max_batch_size: int = 8,
@@ -117,6 +118,7 @@ def build(
 
     Args:
         target: a Hugging Face directory, a hub id, a .gguf file, or "demo".
+        eagle: reserved for a draft head; only None yet.
         runtimes: any of config.RUNTIMES.
         dtype: float32, float16 or bfloat16; None: float32 with onnxruntime, else the checkpoint's own.
         max_seq_len: tokens of prompt and output together; None: the model's, at most 4096.
@@ -130,7 +132,11 @@ def build(
         UserError: the target, an option or `output` cannot be used.
         EngineError: a compiler failed.
     """
-    check_output(Path(output), force=force)
+    if eagle is not None:
+        raise ConfigError("EAGLE draft heads can't be built in yet; leave eagle out and draft with method ngram")
+    if isinstance(runtimes, str):
+        raise ConfigError(f"runtimes is the string {runtimes!r}; give a tuple such as ({runtimes!r},)")
+    check_build_output(target, Path(output), force=force)
     plan = plan_build(
         target,
         runtimes=runtimes,
@@ -141,6 +147,13 @@ def build(
         compute_capabilities=compute_capabilities,
     )
     return run_plan(plan, Path(output), force=force, progress=progress)
+
+
+def check_build_output(target: str | Path, output: Path, *, force: bool) -> None:
+    """Raise UserError where a build of `target` must not write to `output`."""
+    source = Path(target).expanduser()
+    is_path = str(target) != DEMO and source.exists()
+    check_output(output, force=force, source=source if is_path else None)
 
 
 def run_plan(plan: BuildPlan, output: Path, *, force: bool = False, progress: Progress | None = None) -> EngineDir:

@@ -70,6 +70,8 @@ class EngineDir:
         Raises:
             EngineDirError: no engine directory, an unknown version, a changed manifest, a missing or cut file.
         """
+        if not isinstance(path, str | Path) or not str(path):
+            raise EngineDirError(f"{path!r} is no path; give an engine directory")
         directory = Path(path)
         data = _read_manifest(directory)
         try:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,11 +26,10 @@ from trtspec.engine.base import TORCH_DTYPES
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.loading import choose_runtime, load_target
 from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
-from trtspec.errors import EngineDirError, PromptError, UserError
+from trtspec.errors import ConfigError, EngineDirError, PromptError, UserError
+from trtspec.prompt import Prompt, check_prompts, prompt_ids
 from trtspec.sequence import Sequence
 from trtspec.tokenizer import Tokenizer
-
-Prompt = str | Seq[int] | Seq[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -191,8 +189,9 @@ class Session:
         if self._closed:
             raise UserError("the session is closed; open the engine directory again")
         sampling, speculation = sampling or SamplingParams(), speculation or SpeculationConfig()
-        if isinstance(prompts, str):
-            raise PromptError("prompts is one string; give a list of prompts")
+        check_prompts(prompts)
+        if not isinstance(sampling, SamplingParams) or not isinstance(speculation, SpeculationConfig):
+            raise ConfigError("sampling must be a SamplingParams and speculation a SpeculationConfig")
         if speculation.method is None:
             speculation = dataclasses.replace(speculation, method=self.methods[-1])
         return [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
@@ -203,17 +202,7 @@ class Session:
         Raises:
             PromptError: as for `generate`.
         """
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(_valid_text(prompt))
-        elif len(prompt) and isinstance(prompt[0], Mapping):
-            messages = cast(Seq[Mapping[str, str]], prompt)
-            for text in (value for message in messages for value in message.values() if isinstance(value, str)):
-                _valid_text(text)
-            ids = self.tokenizer.encode_chat(messages)
-        else:
-            ids = _as_ids(prompt)
-        if not ids or (isinstance(prompt, str) and not prompt):
-            raise PromptError("the prompt is empty; give at least one token")
+        ids = prompt_ids(prompt, self.tokenizer)
         if len(ids) >= self.limits.max_seq_len:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and the engine directory holds {self.limits.max_seq_len} per "
@@ -257,21 +246,6 @@ class Session:
         finally:
             for generation in generations:
                 self._scheduler.cancel(generation)
-
-
-def _as_ids(prompt: Seq[Any]) -> list[int]:
-    try:
-        return [operator.index(token) for token in prompt]
-    except TypeError:
-        raise PromptError("a prompt is text, a list of token ids, or a list of chat messages") from None
-
-
-def _valid_text(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(f"the prompt is no valid Unicode text (character {error.start}); give UTF-8") from None
-    return text
 
 
 def _target_config(engine_dir: EngineDir) -> TargetConfig:

@@ -43,9 +43,11 @@ def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def check_output(output: Path, *, force: bool) -> None:
-    """Raise UserError where `output` must not be written."""
+def check_output(output: Path, *, force: bool, source: Path | None = None) -> None:
+    """Raise UserError where `output` must not be written; `source`, what is built from, must survive."""
     resolved = output.resolve()
+    if source is not None and resolved in (source.resolve(), *source.resolve().parents):
+        raise UserError(f"--output {output} is or holds the target {source}; choose another directory")
     if not resolved.exists():
         return
     if not resolved.is_dir():

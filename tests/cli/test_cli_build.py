@@ -354,3 +354,20 @@ def test_tensorrt_rtx_is_built_here_and_refused_where_it_cannot_run(
     found = trtspec("inspect", builder.output, "--json").lines[0]["runtimes"]["tensorrt-rtx"]
     assert (found["usable_here"], found["problem"]) == (False, "no NVIDIA driver")
     assert found["compute_capabilities"] == [89]
+
+
+def test_force_never_replaces_the_target(trtspec: Invoke, tiny_hf_dir: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "models"
+    shutil.copytree(tiny_hf_dir, parent / "tiny")
+    before = names(parent)
+    link = tmp_path / "link"
+    link.symlink_to(parent / "tiny")
+    for output in (parent / "tiny", parent, link):
+        assert_refused(trtspec("build", parent / "tiny", "--output", output, "--force"), "is or holds the target")
+    assert names(parent) == before
+
+
+def test_an_empty_path_is_not_the_current_directory(trtspec: Invoke, tiny_hf_dir: Path, tmp_path: Path) -> None:
+    assert_refused(trtspec("build", tiny_hf_dir, "--output", ""), "is empty")
+    assert_refused(trtspec("build", "", "--output", tmp_path / "out"), "the target is empty")
+    assert_refused(trtspec("run", "", "--prompt", "hi"), "is empty")

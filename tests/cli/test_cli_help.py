@@ -15,7 +15,7 @@ from trtspec.config import SamplingParams, SpeculationConfig
 
 COMMANDS = ("demo", "build", "run", "bench", "inspect")
 # Left out, these are simply not done.
-WITHOUT_DEFAULT = {"prompts", "prompt_file", "stop", "compare", "json_file"}
+WITHOUT_DEFAULT = {"target", "options", "prompts", "prompt_file", "stop", "compare", "json_file"}
 
 
 def help_of(command: str) -> str:

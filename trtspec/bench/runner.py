@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.decode.stats import Stats
-from trtspec.session import Completion, Prompt, Session
+from trtspec.prompt import Prompt
+from trtspec.session import Completion, Session
 
 OUTSIDE_ENGINES = ("ngram", "merge", "accept", "commit", "host")
 

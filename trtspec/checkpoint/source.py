@@ -54,6 +54,8 @@ def open_checkpoint(target: str) -> Checkpoint:
     Raises:
         CheckpointError: there is no such model, it can't be fetched, or it is damaged or not supported.
     """
+    if not target:
+        raise CheckpointError("the target is empty; expected a directory, a .gguf file, a hub id owner/name, or demo")
     if target == DEMO:
         return _open_gguf_file(fetch_demo(), DEMO)
     path = Path(target).expanduser()

@@ -12,7 +12,7 @@ import click
 from tqdm import tqdm
 
 from trtspec.bench.datasets import BUILT_IN, load_dataset
-from trtspec.cli.options import engine_options, ngram_options
+from trtspec.cli.options import DirectoryPath, engine_options, ngram_options
 from trtspec.config import METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import ConfigError, PromptError
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--dataset", required=True, help=f"{' or '.join(BUILT_IN)}, or a JSONL file with `turns` or `prompt`.")
+@click.argument("directory", metavar="DIR", type=DirectoryPath())
+@click.option(
+    "--dataset",
+    required=True,
+    help=f"{' or '.join(BUILT_IN)}, or a JSONL file: `turns` (the first counts), `messages`, or `prompt` (raw).",
+)
 @click.option(
     "--methods", default=",".join(METHODS), show_default=True, help="Drafting methods; the first is the base."
 )

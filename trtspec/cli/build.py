@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtspec.cli.options import DirectoryPath
 from trtspec.cli.progress import StageBar
 from trtspec.config import RUNTIMES
 from trtspec.tensors import SERVING_DTYPES
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target")
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="The engine directory to make.")
+@click.option("--output", required=True, type=DirectoryPath(), help="The engine directory to make.")
 @click.option(
     "--runtime",
     "runtimes",
@@ -55,10 +56,9 @@ def build(
     dry_run: bool,
 ) -> None:
     """Build an engine directory from TARGET: a Hugging Face directory, a hub id, a .gguf file, or demo."""
-    from trtspec.engine_build import plan_build, run_plan
-    from trtspec.staging import check_output
+    from trtspec.engine_build import check_build_output, plan_build, run_plan
 
-    check_output(output, force=force)
+    check_build_output(target, output, force=force)
     plan = plan_build(
         target,
         runtimes=runtimes or default_runtimes(),

@@ -42,7 +42,8 @@ def main() -> None:
 def _run() -> int:
     try:
         cli.main(prog_name="trtspec", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.UsageError as error:
@@ -58,7 +59,7 @@ def _run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _fail(1, str(error))
+        return _fail(1, str(error) if error.filename else f"the output cannot be written: {error.strerror}")
     except Exception as error:
         traceback.print_exc()
         return _fail(1, f"this is a bug in trtspec: {type(error).__name__}: {error}")

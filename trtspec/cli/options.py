@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -10,6 +11,22 @@ import click
 from trtspec.config import OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
 
 SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
+
+
+class DirectoryPath(click.Path):
+    """A directory's path; an empty string is refused, not taken for the current directory."""
+
+    name = "path"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, or a usage error."""
+        if value == "":
+            self.fail("is empty; give a directory", param, ctx)
+        return super().convert(value, param, ctx)
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,7 +43,10 @@ def ngram_options(command: Command) -> Command:
             help="Which of several equally long matches.",
         ),
         click.option(
-            "--ngram-tokens", default=SPECULATION.ngram_tokens, show_default=True, help="Draft tokens at most."
+            "--ngram-tokens",
+            default=SPECULATION.ngram_tokens,
+            show_default=True,
+            help="Draft tokens at most, within DIR's own limit.",
         ),
         click.option("--ngram-max", default=SPECULATION.ngram_max, show_default=True, help="Longest match looked for."),
         click.option(
@@ -41,7 +61,7 @@ def engine_options(command: Command) -> Command:
     """--runtime and --threads."""
     threads = click.IntRange(min=1)
     for option in (
-        click.option("--threads", type=threads, help="CPU threads.  [default: one per core]"),
+        click.option("--threads", type=threads, help="CPU threads of this process.  [default: one per core]"),
         click.option(
             "--runtime", type=click.Choice(RUNTIMES), help="Runtime.  [default: the first of DIR's usable here]"
         ),

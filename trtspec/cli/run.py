@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtspec.cli.options import SAMPLING, engine_options, ngram_options
+from trtspec.cli.options import SAMPLING, DirectoryPath, engine_options, ngram_options
 from trtspec.config import METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import PromptError
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=DirectoryPath())
 @click.option("--prompt", "prompts", multiple=True, help="Text to answer or continue; repeatable: a batch.")
 @click.option(
-    "--prompt-file", type=click.Path(path_type=Path), help=".txt, or .jsonl with `prompt` or `messages` a line."
+    "--prompt-file",
+    type=click.Path(path_type=Path),
+    help=".txt as one prompt, or .jsonl with `prompt` or `messages` a line.",
 )
 @click.option("--chat/--raw", default=None, help="Use the chat template or not.  [default: chat if there is one]")
 @click.option("--method", type=click.Choice(METHODS), help="Drafting method.  [default: the best one DIR supports]")
@@ -125,6 +127,8 @@ def _is_message(message: Any) -> bool:
 
 
 def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise PromptError("there is no prompt and no stdin; give --prompt TEXT or --prompt-file FILE")
     if sys.stdin.isatty():
         click.echo("reading the prompt from the terminal; end it with Ctrl-D", err=True)
     try:
@@ -166,7 +170,8 @@ def _stream(
             click.echo(f"[{number}] ", nl=False)
         for event in session.stream(prompt, sampling, speculation):
             click.echo(event.text, nl=False)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             if event.completion:
                 completions.append(event.completion)
         click.echo()

@@ -42,6 +42,9 @@ def choose_runtime(engine_dir: EngineDir, runtime: str | None, threads: int | No
                 set_threads(threads)
             return name
         problems[name] = problem
+    if runtime is not None and len(built) > 1:
+        others = ", ".join(name for name in built if name != runtime)
+        raise UserError(f"{runtime} can't be used here ({problems[runtime]}); this directory also holds {others}")
     reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
     raise UserError(
         f"no runtime of {engine_dir.path} can be used here ({reasons}); build it with --runtime onnxruntime"

@@ -12,7 +12,7 @@ import onnxruntime
 import torch
 
 from trtspec.engine.base import TORCH_DTYPES, CacheView
-from trtspec.errors import EngineError
+from trtspec.errors import ConfigError, EngineError
 from trtspec.tensors import GraphSpec, TensorSpec
 
 NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "int64": np.int64, "int32": np.int32, "bool": np.bool_}
@@ -27,15 +27,17 @@ def set_threads(threads: int | None) -> int:
     was decided, or takes one thread per physical core.
 
     Raises:
-        EngineError: another number was fixed before in this process.
+        ConfigError: it is no positive number, or another number was fixed before in this process.
     """
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise ConfigError(f"threads is {threads!r}; give an integer of at least 1")
     global _process_threads
     with _thread_lock:
         if _process_threads is None:
             _process_threads = threads or torch.get_num_threads()
             onnxruntime.set_global_thread_pool_sizes(_process_threads, 1)
         elif threads is not None and threads != _process_threads:
-            raise EngineError(
+            raise ConfigError(
                 f"this process runs ONNX Runtime on {_process_threads} threads already; {threads} needs a new process"
             )
         return _process_threads
