@@ -13,6 +13,10 @@ from trtspec.errors import ConfigError
 METHODS = ("none", "ngram")
 OCCURRENCES = ("earliest", "latest")
 RUNTIMES = ("onnxruntime", "tensorrt-rtx", "tensorrt")
+HEAD_CHUNK = 128
+"""Rows that a draft head takes in one pass over one sequence, and cache rows kept free for its draft tokens."""
+HEAD_WIDTH = 32
+"""Rows per sequence that a draft head takes in one pass over a batch."""
 
 
 def _at_least(name: str, value: int, minimum: int) -> None:
@@ -98,6 +102,11 @@ class Limits:
     def cache_rows(self) -> int:
         """KV cache rows of a slot: a pass as wide as the batch's widest tree may start at the last position."""
         return self.max_seq_len + self.max_width
+
+    @property
+    def head_cache_rows(self) -> int:
+        """KV cache rows of a draft head's slot: a refresh or an expansion may start at the last position."""
+        return self.max_seq_len + HEAD_CHUNK
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object: the fields by name."""

@@ -19,6 +19,8 @@ TOKENIZER_DIR = "tokenizer"
 WEIGHTS_DIR = "weights"
 # Files up to this size are hashed whole on opening; of larger ones, samples (`trtspec inspect --verify` reads all).
 WHOLE_HASH_BYTES = 1 << 30
+DRAFT_LM_HEADS = ("target", "own", "reduced", "int4")
+"""The target's engine; the head's own; chosen rows of the target's; rows of either with 4-bit weights."""
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 
@@ -42,6 +44,26 @@ class TargetRecord:
 
 
 @dataclass(frozen=True)
+class DraftHeadRecord:
+    """An EAGLE draft head as it was built in."""
+
+    name: str
+    origin: str
+    config: Mapping[str, Any]
+    """Its DraftHeadConfig as JSON, `token_ids` null: `token_ids` below is what the draft LM head uses."""
+    decisions: tuple[Mapping[str, Any], ...]
+    """How it was wired: name, value, origin and note of every decision."""
+    lm_head: str
+    """One of DRAFT_LM_HEADS: which LM head drafting uses."""
+    embedding: WeightRef | None = None
+    """Its own embedding table; None: the target's."""
+    lm_head_weight: WeightRef | None = None
+    """Rows of the LM head where the graph takes them as an input; None: the target's, or inside the graph."""
+    token_ids: WeightRef | None = None
+    """int32 `[draft_vocab]`: target token id of each row of the draft LM head; None: the identity."""
+
+
+@dataclass(frozen=True)
 class RuntimeRecord:
     """The files of one runtime, by graph name, and what a TensorRT-RTX engine was compiled for."""
 
@@ -62,6 +84,7 @@ class EngineDir:
     lm_head: WeightRef
     runtimes: Mapping[str, RuntimeRecord]
     files: Mapping[str, FileRecord]
+    draft_head: DraftHeadRecord | None = None
 
     @classmethod
     def load(cls, path: Path | str) -> EngineDir:
@@ -120,6 +143,7 @@ class EngineDir:
             lm_head=_ref_json(self.lm_head),
             runtimes={name: _runtime_json(record) for name, record in self.runtimes.items()},
             files={name: asdict(record) for name, record in self.files.items()},
+            draft_head=None if self.draft_head is None else _draft_head_json(self.draft_head),
         )
         return {"format_version": FORMAT_VERSION, **data}
 
@@ -201,12 +225,14 @@ def _from_json(directory: Path, data: Mapping[str, Any]) -> EngineDir:
             for name, record in rest["runtimes"].items()
         },
         files={name: FileRecord(**record) for name, record in rest["files"].items()},
+        draft_head=_draft_head(rest.get("draft_head")),
     )
     for name in rest["files"]:
         if name.startswith("/") or ".." in Path(name).parts:
             raise ValueError(f"file name {name!r} leaves the directory")
     parts = [file for record in rest["runtimes"].values() for file in record.graphs.values()]
-    for name in (rest["embedding"].location, rest["lm_head"].location, *parts):
+    refs = [rest["embedding"], rest["lm_head"], *_draft_head_refs(rest["draft_head"])]
+    for name in (*[ref.location for ref in refs], *parts):
         if name not in rest["files"]:
             raise ValueError(f"part {name!r} is none of its files")
     return EngineDir(path=directory, **rest)
@@ -218,6 +244,32 @@ def _ref_json(ref: WeightRef) -> dict[str, Any]:
 
 def _ref(data: Mapping[str, Any]) -> WeightRef:
     return WeightRef(**{**data, "shape": tuple(data["shape"])})
+
+
+def _draft_head_refs(record: DraftHeadRecord | None) -> list[WeightRef]:
+    refs = [record.embedding, record.lm_head_weight, record.token_ids] if record else []
+    return [ref for ref in refs if ref is not None]
+
+
+def _draft_head_json(record: DraftHeadRecord) -> dict[str, Any]:
+    refs = {name: getattr(record, name) for name in _DRAFT_HEAD_REFS}
+    return {
+        **{field.name: getattr(record, field.name) for field in fields(record)},
+        "decisions": [dict(decision) for decision in record.decisions],
+        **{name: None if ref is None else _ref_json(ref) for name, ref in refs.items()},
+    }
+
+
+def _draft_head(data: Mapping[str, Any] | None) -> DraftHeadRecord | None:
+    if data is None:
+        return None
+    if data["lm_head"] not in DRAFT_LM_HEADS:
+        raise ValueError(f"draft LM head {data['lm_head']!r}")
+    refs = {name: None if data[name] is None else _ref(data[name]) for name in _DRAFT_HEAD_REFS}
+    return DraftHeadRecord(**{**data, "decisions": tuple(data["decisions"]), **refs})
+
+
+_DRAFT_HEAD_REFS = ("embedding", "lm_head_weight", "token_ids")
 
 
 def _runtime_json(record: RuntimeRecord) -> dict[str, Any]:

@@ -17,6 +17,7 @@ POSITION_IDS = "position_ids"
 CACHE_LENGTH = "cache_length"
 TREE_MASK = "tree_mask"
 HIDDEN_STATES = "hidden_states"
+AUX_HIDDEN_STATES = "aux_hidden_states"
 HIDDEN_ROWS = "hidden_rows"
 LOGITS = "logits"
 LM_HEAD_WEIGHT = "lm_head.weight"
@@ -77,15 +78,24 @@ def cache_names(num_layers: int) -> list[tuple[str, str]]:
 
 
 def target_spec(
-    *, hidden_size: int, num_layers: int, num_kv_heads: int, head_dim: int, cache_rows: int, dtype: str
+    *,
+    hidden_size: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cache_rows: int,
+    dtype: str,
+    num_taps: int = 0,
 ) -> GraphSpec:
     """The decoder body: embeddings in, hidden states after the final norm out, KV cache updated in place.
 
     Args:
         cache_rows: length of the cache's sequence axis (static: TensorScatter's KV layer in TensorRT requires it).
+        num_taps: residual streams that are concatenated into a second output, for EAGLE-3.
     """
     cache_axes: tuple[int | str, ...] = ("batch", num_kv_heads, cache_rows, head_dim)
     names = cache_names(num_layers)
+    taps = (TensorSpec(AUX_HIDDEN_STATES, dtype, ("batch", "width", num_taps * hidden_size)),) if num_taps else ()
     return GraphSpec(
         name="target",
         inputs=(
@@ -97,6 +107,7 @@ def target_spec(
         ),
         outputs=(
             TensorSpec(HIDDEN_STATES, dtype, ("batch", "width", hidden_size)),
+            *taps,
             *(TensorSpec(present, dtype, cache_axes) for _, present in names),
         ),
         aliases={present: past for past, present in names},
