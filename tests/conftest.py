@@ -1,14 +1,17 @@
-"""Engine directories that many tests share; each is built at most once per run, and only when a test asks for it."""
+"""What many tests share: engine directories, each built at most once per run and only when a test asks for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_targets import save_tiny_llama
 
 import trtspec
 from trtspec.checkpoint.source import open_checkpoint
+from trtspec.engine.onnxruntime_engine import set_threads
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +37,13 @@ def tiny_dir(tiny_hf_dir: Path) -> Path:
     output = tiny_hf_dir.parent / "engine_dir"
     trtspec.build(tiny_hf_dir, output)
     return output
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """For tests with tiny matrices in torch: other threads would be waited for while ONNX Runtime's threads spin."""
+    set_threads(None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -15,7 +15,7 @@ import pytest
 
 from trtspec import engine_dir as module
 from trtspec.config import Limits
-from trtspec.engine_dir import EngineDir, RuntimeRecord, TargetRecord, record_files
+from trtspec.engine_dir import DraftHeadRecord, EngineDir, RuntimeRecord, TargetRecord, record_files
 from trtspec.errors import EngineDirError
 from trtspec.session import Session
 from trtspec.tensors import WeightRef
@@ -96,6 +96,64 @@ def test_roundtrip(small: EngineDir) -> None:
     loaded.verify(whole=True)
     assert sorted(loaded.files) == list(PARTS)
     assert EngineDir.load(str(small.path)) == small
+
+
+@pytest.fixture
+def drafting(small: EngineDir) -> EngineDir:
+    """The same with a draft head."""
+    ref = WeightRef("weights/model.safetensors", 0, 16, "int32", (4,))
+    head = DraftHeadRecord(
+        name="голова",
+        origin="owner/head",
+        config={"kind": "eagle3", "boundaries": [2, 4, 5], "token_ids": None},
+        decisions=({"name": "boundaries", "value": [2, 4, 5], "origin": "config", "note": ""},),
+        lm_head="reduced",
+        embedding=small.embedding,
+        lm_head_weight=dataclasses.replace(small.embedding, offset=4),
+        token_ids=ref,
+    )
+    result = dataclasses.replace(small, draft_head=head)
+    result.write_manifest()
+    return result
+
+
+def test_roundtrip_with_a_draft_head(drafting: EngineDir) -> None:
+    assert EngineDir.load(drafting.path) == drafting
+    assert drafting.draft_head is not None
+    shared = dataclasses.replace(drafting.draft_head, lm_head="target", embedding=None, lm_head_weight=None)
+    result = dataclasses.replace(drafting, draft_head=dataclasses.replace(shared, token_ids=None))
+    result.write_manifest()
+    assert EngineDir.load(drafting.path) == result
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("lm_head", "int8"),
+        ("lm_head", ["own"]),
+        ("embedding", "weights"),
+        ("embedding/extra", 1),
+        ("token_ids", 3),
+        ("decisions", 3),
+        ("extra", 1),
+        ("embedding/location", "absent"),
+        ("lm_head_weight/location", "../outside"),
+        ("token_ids/location", "/outside"),
+    ],
+)
+def test_draft_head_that_does_not_fit_the_format(drafting: EngineDir, path: str, value: Any) -> None:
+    data = read(drafting)
+    change(f"draft_head/{path}", value)(data)
+    write(drafting, sign(data))
+    assert f"{drafting.path / 'engine.json'} does not fit format 1" in refusal(drafting.path)
+
+
+@pytest.mark.parametrize("field", ["name", "config", "decisions", "lm_head", "embedding", "token_ids"])
+def test_draft_head_that_lacks_a_field(drafting: EngineDir, field: str) -> None:
+    data = read(drafting)
+    del data["draft_head"][field]
+    write(drafting, sign(data))
+    assert "does not fit format 1" in refusal(drafting.path)
 
 
 def test_can_be_moved(small: EngineDir, tmp_path: Path) -> None:

@@ -57,6 +57,18 @@ def test_logits_stay_when_others_are_computed(session: trtspec.Session) -> None:
     assert int(first.argmax()) == session.generate([[5, 6, 7]], SAMPLING)[0].token_ids[0]
 
 
+def test_features_of_every_token(session: trtspec.Session) -> None:
+    """In prompt chunks as at once, and none of what the next call computes."""
+    tokens = [5 + n % 50 for n in range(session.limits.prefill_chunk + 7)]
+    whole = session.features(tokens)
+    assert whole.shape == (len(tokens), session.hidden_size) == (len(tokens), 64)
+    kept = whole.clone()
+    assert session.features(tokens[:9]).allclose(whole[:9], atol=1e-5)
+    assert whole.equal(kept)
+    with pytest.raises(PromptError, match="empty"):
+        session.features([])
+
+
 def test_a_closed_session_says_so(tiny_dir: Path) -> None:
     session = trtspec.Session.open(tiny_dir)
     session.close()
@@ -122,7 +134,7 @@ def test_paths_refused(path: object) -> None:
 
 
 def test_build_refuses_what_it_does_not_do(tmp_path: Path, tiny_hf_dir: Path) -> None:
-    with pytest.raises(UserError, match="EAGLE draft heads can't be built in yet"):
+    with pytest.raises(UserError, match="draft head some-head: some-head does not exist"):
         trtspec.build(tiny_hf_dir, tmp_path / "out", "some-head")
     with pytest.raises(UserError, match="give a tuple"):
         trtspec.build(tiny_hf_dir, tmp_path / "out", runtimes="onnxruntime")  # type: ignore[arg-type]

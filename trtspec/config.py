@@ -10,7 +10,10 @@ from typing import Any
 
 from trtspec.errors import ConfigError
 
-METHODS = ("none", "ngram")
+METHODS = ("none", "ngram", "eagle")
+"""Drafting methods; a later one is the better default where it is supported."""
+HEAD_METHODS = ("eagle",)
+"""Those that need a draft head."""
 OCCURRENCES = ("earliest", "latest")
 RUNTIMES = ("onnxruntime", "tensorrt-rtx", "tensorrt")
 HEAD_CHUNK = 128
@@ -60,6 +63,14 @@ class SpeculationConfig:
     """Draft tokens a lookup gives at most."""
     ngram_occurrence: str = "earliest"
     """Which of several equally long matches is continued: the earliest or the latest."""
+    eagle_tokens: int = 3
+    """Draft tokens of an EAGLE chain, which is what eagle_topk 1 makes."""
+    eagle_topk: int = 1
+    """Tokens that the head proposes behind each node, and nodes that it goes on from; more than 1 makes a tree."""
+    eagle_depth: int = 3
+    """Times that an EAGLE tree is grown by a level after its first one."""
+    tree_nodes: int = 15
+    """Draft tokens of an EAGLE tree, the root not counted: the most probable of all that were proposed."""
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
@@ -72,6 +83,23 @@ class SpeculationConfig:
         _at_least("ngram_max", self.ngram_max, 1)
         if self.ngram_max < self.ngram_min:
             raise ConfigError(f"ngram_max {self.ngram_max} is less than ngram_min {self.ngram_min}")
+        self._check_eagle()
+
+    def _check_eagle(self) -> None:
+        """What a head's passes and its spare cache rows have room for."""
+        _at_least("eagle_tokens", self.eagle_tokens, 1)
+        _at_least("eagle_topk", self.eagle_topk, 1)
+        _at_least("eagle_depth", self.eagle_depth, 0)
+        _at_least("tree_nodes", self.tree_nodes, 1)
+        if self.eagle_tokens > HEAD_CHUNK:
+            raise ConfigError(f"eagle_tokens is {self.eagle_tokens}; give at most {HEAD_CHUNK}")
+        if self.eagle_topk > HEAD_WIDTH:
+            raise ConfigError(f"eagle_topk is {self.eagle_topk}; give at most {HEAD_WIDTH}")
+        if self.eagle_topk * self.eagle_depth > HEAD_CHUNK:
+            raise ConfigError(
+                f"eagle_topk {self.eagle_topk} times eagle_depth {self.eagle_depth} is more than {HEAD_CHUNK}; "
+                "lower one of them"
+            )
 
 
 @dataclass(frozen=True)

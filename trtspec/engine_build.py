@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import onnx_ir as ir
+from types import MappingProxyType
 
 from trtspec.checkpoint.convert import place_weights, usable_in_place, written_bytes
 from trtspec.checkpoint.source import DEMO, Checkpoint, check_weights, open_checkpoint
 from trtspec.checkpoint.target import EMBEDDING, LM_HEAD, TargetConfig
-from trtspec.config import RUNTIMES, Limits
-from trtspec.engine.tensorrt_build import BuildConfig, build_engine, check_request, lm_head_profiles, target_profiles
+from trtspec.config import HEAD_WIDTH, RUNTIMES, Limits
+from trtspec.engine.tensorrt_build import BuildConfig, Profile, check_request, lm_head_profiles, target_profiles
 from trtspec.engine_dir import TOKENIZER_DIR, WEIGHTS_DIR, EngineDir, RuntimeRecord, TargetRecord, record_files
 from trtspec.errors import ConfigError, UserError
+from trtspec.graph.draft_head import draft_head_spec
 from trtspec.graph.target import lm_head_graph, lm_head_spec, target_graph, target_spec
+from trtspec.head_build import PlacedHead, describe_head, head_parts, place_head
+from trtspec.head_plan import HeadPlan, HeadRequest, Table, lm_head_loader, plan_head
+from trtspec.runtime_build import ONNXRUNTIME, Part, Progress, build_runtime
 from trtspec.staging import check_output, staged_directory
 from trtspec.tensors import ITEM_SIZES, SERVING_DTYPES, WeightRef
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SEQ_LEN = 4096
-Progress = Callable[[str, float], None]
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,17 @@ class BuildPlan:
     compute_capabilities: tuple[int, ...]
     dtype: str
     warnings: tuple[str, ...]
+    head: HeadPlan | None = None
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Boundaries of the target whose residual streams the draft head takes."""
+        return () if self.head is None else self.head.config.boundaries
+
+    @property
+    def load_lm_head(self) -> Table:
+        """Loads the target's LM head `[vocab, hidden]`."""
+        return lm_head_loader(self.checkpoint, self.config)
 
     @property
     def in_place(self) -> bool:
@@ -51,15 +65,31 @@ class BuildPlan:
         return written_bytes(self.config.weight_shapes(), self.dtype)
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of the draft head's weights, the LM head that it drafts with included unless it is the target's."""
+        return 0 if self.head is None else self.head.weight_bytes + self.head.lm_head_bytes
+
+    @property
     def kv_bytes_per_sequence(self) -> int:
-        """Bytes of one KV cache slot."""
+        """Bytes of one slot of the target's KV cache."""
         return self.config.kv_bytes_per_token(ITEM_SIZES[self.dtype]) * self.limits.cache_rows
+
+    @property
+    def head_kv_bytes_per_sequence(self) -> int:
+        """Bytes of one slot of the draft head's KV cache."""
+        return 0 if self.head is None else self.head.kv_bytes_per_token * self.limits.head_cache_rows
+
+    @property
+    def linked_bytes(self) -> int:
+        """Bytes of weights that are linked from the checkpoints rather than written."""
+        head = 0 if self.head is None else self.head.linked_bytes
+        return head + (self.weight_bytes if self.in_place else 0)
 
     @property
     def disk_bytes(self) -> int:
         """Estimated size of the engine directory, linked weights not counted."""
-        engines = sum(name != "onnxruntime" for name in self.runtimes) * self.weight_bytes
-        return engines + (0 if self.in_place else self.weight_bytes)
+        whole = self.weight_bytes + self.head_bytes
+        return whole * (1 + sum(name != ONNXRUNTIME for name in self.runtimes)) - self.linked_bytes
 
 
 def plan_build(
@@ -71,8 +101,14 @@ def plan_build(
     max_batch_size: int = 8,
     max_draft_tokens: int = 32,
     compute_capabilities: Sequence[int] = (),
+    eagle: str | Path | None = None,
+    use_eagle: bool = True,
+    eagle_options: Mapping[str, str] = NO_OPTIONS,
+    draft_vocab: int | str | Path | None = None,
+    draft_lm_head: str | None = None,
 ) -> BuildPlan:
-    """Open the target and settle every choice; see `build` for the arguments."""
+    """Open the target and the draft head and settle every choice; see `build` for the arguments."""
+    request = HeadRequest(eagle, use_eagle, eagle_options, draft_vocab, draft_lm_head)
     checkpoint = open_checkpoint(str(target))
     config = TargetConfig.from_hf(checkpoint.hf_config, checkpoint.generation_config)
     warnings = check_weights(config, checkpoint.tensors)
@@ -82,21 +118,13 @@ def plan_build(
     length = min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
     limits = Limits(length, max_batch_size, max_draft_tokens, prefill_chunk=min(256, length))
     _check_context(config, limits)
-    plan = BuildPlan(
-        checkpoint,
-        config,
-        limits,
-        runtimes,
-        tuple(compute_capabilities),
-        _choose_dtype(dtype, runtimes, checkpoint),
-        tuple(warnings),
-    )
-    if plan.compute_capabilities and "tensorrt-rtx" not in runtimes:
+    if compute_capabilities and "tensorrt-rtx" not in runtimes:
         raise ConfigError("--compute-capability is for --runtime tensorrt-rtx, which was not asked for")
-    spec = target_spec(config, limits.cache_rows, plan.dtype)
-    for runtime in runtimes:
-        if runtime != "onnxruntime":
-            check_request(runtime, spec, _target_build(plan, runtime))
+    dtype = _choose_dtype(dtype, runtimes, checkpoint)
+    head = plan_head(request, checkpoint, config, dtype)
+    warnings += [] if head is None else head.head.warnings
+    plan = BuildPlan(checkpoint, config, limits, runtimes, tuple(compute_capabilities), dtype, tuple(warnings), head)
+    _check_compilers(plan)
     return plan
 
 
@@ -111,6 +139,10 @@ def build(
     max_batch_size: int = 8,
     max_draft_tokens: int = 32,
     compute_capabilities: Sequence[int] = (),
+    use_eagle: bool = True,
+    eagle_options: Mapping[str, str] = NO_OPTIONS,
+    draft_vocab: int | str | Path | None = None,
+    draft_lm_head: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> EngineDir:
@@ -118,25 +150,28 @@ def build(
 
     Args:
         target: a Hugging Face directory, a hub id, a .gguf file, or "demo".
-        eagle: reserved for a draft head; only None yet.
+        eagle: an EAGLE draft head's directory or hub id; None: for the target "demo" the head that comes with trtspec.
         runtimes: any of config.RUNTIMES.
         dtype: float32, float16 or bfloat16; None: float32 with onnxruntime, else the checkpoint's own.
         max_seq_len: tokens of prompt and output together; None: the model's, at most 4096.
         max_batch_size: sequences decoded at once.
         max_draft_tokens: draft tree nodes of one sequence, without the root.
         compute_capabilities: GPUs that tensorrt-rtx compiles for, such as 89; empty: 8.0 and newer.
+        use_eagle: False leaves the demo target's own head out.
+        eagle_options: wiring decisions that the head's files don't settle, by key of checkpoint.draft_head.OPTIONS.
+        draft_vocab: tokens that the head may draft: their number N (the lowest ids), a file of ids, or "N:FILE" with a
+            text or .jsonl file whose most frequent tokens are taken; None: those that the head has.
+        draft_lm_head: "target" for full-precision rows, "int4" for a copy with 4-bit weights; None: "target".
         force: replace a non-empty `output`.
         progress: called with a stage and the fraction of it that is done.
 
     Raises:
-        UserError: the target, an option or `output` cannot be used.
+        UserError: the target, the draft head, an option or `output` cannot be used.
         EngineError: a compiler failed.
     """
-    if eagle is not None:
-        raise ConfigError("EAGLE draft heads can't be built in yet; leave eagle out and draft with method ngram")
     if isinstance(runtimes, str):
         raise ConfigError(f"runtimes is the string {runtimes!r}; give a tuple such as ({runtimes!r},)")
-    check_build_output(target, Path(output), force=force)
+    check_build_output(target, Path(output), force=force, eagle=eagle)
     plan = plan_build(
         target,
         runtimes=runtimes,
@@ -145,15 +180,20 @@ def build(
         max_batch_size=max_batch_size,
         max_draft_tokens=max_draft_tokens,
         compute_capabilities=compute_capabilities,
+        eagle=eagle,
+        use_eagle=use_eagle,
+        eagle_options=eagle_options,
+        draft_vocab=draft_vocab,
+        draft_lm_head=draft_lm_head,
     )
     return run_plan(plan, Path(output), force=force, progress=progress)
 
 
-def check_build_output(target: str | Path, output: Path, *, force: bool) -> None:
-    """Raise UserError where a build of `target` must not write to `output`."""
-    source = Path(target).expanduser()
-    is_path = str(target) != DEMO and source.exists()
-    check_output(output, force=force, source=source if is_path else None)
+def check_build_output(target: str | Path, output: Path, *, force: bool, eagle: str | Path | None = None) -> None:
+    """Raise UserError where a build of `target` and the head `eagle` must not write to `output`."""
+    for what, given in (("target", None if str(target) == DEMO else target), ("draft head", eagle)):
+        source = None if given is None else Path(given).expanduser()
+        check_output(output, force=force, source=source if source is not None and source.exists() else None, what=what)
 
 
 def run_plan(plan: BuildPlan, output: Path, *, force: bool = False, progress: Progress | None = None) -> EngineDir:
@@ -165,14 +205,25 @@ def run_plan(plan: BuildPlan, output: Path, *, force: bool = False, progress: Pr
     with staged_directory(output, force=force) as staging:
         report("weights", 0.0)
         weights = _place(plan, staging)
+        head = None if plan.head is None else place_head(plan.head, plan.load_lm_head, staging)
         report("graphs", 0.0)
-        runtimes = {runtime: _build_runtime(plan, runtime, weights, staging, report) for runtime in plan.runtimes}
-        if "onnxruntime" not in plan.runtimes:
-            _drop_compiled_weights(staging, weights)
+        runtimes = {
+            runtime: build_runtime(
+                runtime,
+                _parts(plan, weights, head, staging, on_cpu=runtime == ONNXRUNTIME),
+                plan.dtype,
+                _capabilities(plan, runtime),
+                staging,
+                report,
+            )
+            for runtime in plan.runtimes
+        }
+        if ONNXRUNTIME not in plan.runtimes:
+            _drop_compiled_weights(staging, weights, head)
         report("tokenizer", 0.0)
         plan.checkpoint.save_tokenizer(staging / TOKENIZER_DIR)
         report("checksums", 0.0)
-        _describe(plan, staging, weights, runtimes).write_manifest()
+        _describe(plan, staging, weights, head, runtimes).write_manifest()
     report("done", 1.0)
     return EngineDir.load(output)
 
@@ -190,64 +241,53 @@ def _place(plan: BuildPlan, staging: Path) -> dict[str, WeightRef]:
     }
 
 
-def _build_runtime(
-    plan: BuildPlan, runtime: str, weights: dict[str, WeightRef], staging: Path, report: Progress
-) -> RuntimeRecord:
-    on_cpu = runtime == "onnxruntime"
-    graphs = {
-        "target": target_graph(plan.config, weights, staging, cache_rows=plan.limits.cache_rows, dtype=plan.dtype),
-        "lm_head": lm_head_graph(plan.config, weights, staging, dtype=plan.dtype, weight_as_input=not on_cpu),
-    }
-    if on_cpu:
-        for name, graph in graphs.items():
-            ir.save(graph, staging / f"{name}.onnx")
-        return RuntimeRecord({name: f"{name}.onnx" for name in graphs})
-    (staging / runtime).mkdir()
-    files = {name: f"{runtime}/{name}.engine" for name in graphs}
-    for name, graph in graphs.items():
-        _compile(plan, runtime, name, graph, staging, staging / files[name], report)
-    return RuntimeRecord(files, plan.compute_capabilities if runtime == "tensorrt-rtx" else ())
+def _parts(
+    plan: BuildPlan, weights: dict[str, WeightRef], head: PlacedHead | None, staging: Path, *, on_cpu: bool
+) -> Iterator[Part]:
+    """The graphs of one runtime."""
+    config, limits, dtype, boundaries = plan.config, plan.limits, plan.dtype, plan.boundaries
+    yield Part(
+        target_spec(config, limits.cache_rows, dtype, boundaries),
+        _target_profiles(limits),
+        partial(
+            target_graph, config, weights, staging, cache_rows=limits.cache_rows, dtype=dtype, boundaries=boundaries
+        ),
+    )
+    drafts_with_it = plan.head is not None and plan.head.lm_head == "target"
+    widest = max(limits.max_width, HEAD_WIDTH) if drafts_with_it else limits.max_width
+    yield Part(
+        lm_head_spec(config, dtype, weight_as_input=not on_cpu),
+        lm_head_profiles(limits.max_batch_size * widest),
+        partial(lm_head_graph, config, weights, staging, dtype=dtype, weight_as_input=not on_cpu),
+    )
+    if plan.head is not None and head is not None:
+        yield from head_parts(plan.head, head, plan.load_lm_head, staging, limits, on_cpu=on_cpu)
 
 
-def _compile(
-    plan: BuildPlan, runtime: str, name: str, graph: ir.Model, staging: Path, output: Path, report: Progress
-) -> None:
-    """Compile one graph for TensorRT or TensorRT-RTX."""
-    limits = plan.limits
-    if name == "target":
-        spec, build_config = target_spec(plan.config, limits.cache_rows, plan.dtype), _target_build(plan, runtime)
-    else:
-        spec = lm_head_spec(plan.config, plan.dtype, weight_as_input=True)
-        profiles = lm_head_profiles(limits.max_batch_size * limits.max_width)
-        build_config = BuildConfig(plan.dtype, _target_build(plan, runtime).compute_capabilities, profiles)
-    # Beside the weights that it points to; the compiled engine replaces it.
-    onnx = staging / f"{runtime}-{name}.onnx"
-    ir.save(graph, onnx)
-    progress = partial(_report_phase, report, f"{runtime} {name}")
-    build_engine(runtime, onnx, spec, build_config, output, progress=progress)
-    onnx.unlink()
+def _capabilities(plan: BuildPlan, runtime: str) -> tuple[int, ...]:
+    return plan.compute_capabilities if runtime == "tensorrt-rtx" else ()
 
 
-def _report_phase(report: Progress, stage: str, phase: str, fraction: float) -> None:
-    """The compiler's own phase names are many and say little."""
-    report(stage, fraction)
+def _target_profiles(limits: Limits) -> tuple[Profile, ...]:
+    return target_profiles(limits.max_batch_size, limits.max_width, limits.prefill_chunk, limits.cache_rows)
 
 
-def _target_build(plan: BuildPlan, runtime: str) -> BuildConfig:
-    limits = plan.limits
-    profiles = target_profiles(limits.max_batch_size, limits.max_width, limits.prefill_chunk, limits.cache_rows)
-    return BuildConfig(plan.dtype, plan.compute_capabilities if runtime == "tensorrt-rtx" else (), profiles)
-
-
-def _drop_compiled_weights(staging: Path, weights: dict[str, WeightRef]) -> None:
+def _drop_compiled_weights(staging: Path, weights: dict[str, WeightRef], head: PlacedHead | None) -> None:
     """Remove weight files of which nothing but compiled parts is needed."""
     kept = {weights[name].location for name in (EMBEDDING, LM_HEAD) if name in weights}
-    for location in {ref.location for ref in weights.values()} - kept:
+    files = {ref.location for ref in weights.values()}
+    if head is not None:
+        kept, files = kept | head.tables, files | head.files
+    for location in files - kept:
         (staging / location).unlink()
 
 
 def _describe(
-    plan: BuildPlan, staging: Path, weights: dict[str, WeightRef], runtimes: dict[str, RuntimeRecord]
+    plan: BuildPlan,
+    staging: Path,
+    weights: dict[str, WeightRef],
+    head: PlacedHead | None,
+    runtimes: dict[str, RuntimeRecord],
 ) -> EngineDir:
     from trtspec import __version__
 
@@ -263,7 +303,21 @@ def _describe(
         lm_head=weights[EMBEDDING if plan.config.tied else LM_HEAD],
         runtimes=runtimes,
         files=record_files(staging),
+        draft_head=None if plan.head is None or head is None else describe_head(plan.head, head),
     )
+
+
+def _check_compilers(plan: BuildPlan) -> None:
+    """Raise UserError for what a runtime is known not to compile."""
+    limits = plan.limits
+    specs = [target_spec(plan.config, limits.cache_rows, plan.dtype, plan.boundaries)]
+    if plan.head is not None:
+        specs.append(draft_head_spec(plan.head.config, limits.head_cache_rows, plan.dtype))
+    for runtime in plan.runtimes:
+        if runtime != ONNXRUNTIME:
+            build_config = BuildConfig(plan.dtype, _capabilities(plan, runtime), _target_profiles(limits))
+            for spec in specs:
+                check_request(runtime, spec, build_config)
 
 
 def _check_context(config: TargetConfig, limits: Limits) -> None:

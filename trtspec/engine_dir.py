@@ -20,7 +20,7 @@ WEIGHTS_DIR = "weights"
 # Files up to this size are hashed whole on opening; of larger ones, samples (`trtspec inspect --verify` reads all).
 WHOLE_HASH_BYTES = 1 << 30
 DRAFT_LM_HEADS = ("target", "own", "reduced", "int4")
-"""The target's engine; the head's own; chosen rows of the target's; rows of either with 4-bit weights."""
+"""The target's engine; the head's own; chosen rows of either; rows of either with 4-bit weights."""
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 
@@ -50,7 +50,7 @@ class DraftHeadRecord:
     name: str
     origin: str
     config: Mapping[str, Any]
-    """Its DraftHeadConfig as JSON, `token_ids` null: `token_ids` below is what the draft LM head uses."""
+    """Its DraftHeadConfig as JSON, with the draft vocabulary's size; the ids are not in it but in `token_ids` below."""
     decisions: tuple[Mapping[str, Any], ...]
     """How it was wired: name, value, origin and note of every decision."""
     lm_head: str
@@ -58,7 +58,7 @@ class DraftHeadRecord:
     embedding: WeightRef | None = None
     """Its own embedding table; None: the target's."""
     lm_head_weight: WeightRef | None = None
-    """Rows of the LM head where the graph takes them as an input; None: the target's, or inside the graph."""
+    """Rows of the LM head `[draft_vocab, hidden]`, an input of compiled engines; None: "target" and "int4"."""
     token_ids: WeightRef | None = None
     """int32 `[draft_vocab]`: target token id of each row of the draft LM head; None: the identity."""
 

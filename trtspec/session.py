@@ -15,16 +15,17 @@ from typing import Any
 import torch
 
 from trtspec.checkpoint.target import TargetConfig
-from trtspec.config import METHODS, SamplingParams, SpeculationConfig
+from trtspec.config import HEAD_METHODS, METHODS, SamplingParams, SpeculationConfig
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
 from trtspec.decode.scheduler import Scheduler
 from trtspec.decode.stats import Stats
-from trtspec.decode.step import prompt_logits
+from trtspec.decode.step import Drafters, prompt_features, prompt_logits
+from trtspec.draft.eagle import EagleDrafter
 from trtspec.draft.ngram import NgramDrafter
 from trtspec.engine.base import TORCH_DTYPES
 from trtspec.engine.kv_cache import KVCache
-from trtspec.engine.loading import choose_runtime, load_target
+from trtspec.engine.loading import choose_runtime, load_draft_head, load_target
 from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
 from trtspec.errors import ConfigError, EngineDirError, PromptError, UserError
 from trtspec.prompt import Prompt, check_prompts, prompt_ids
@@ -103,7 +104,9 @@ class Session:
             dtype=TORCH_DTYPES[engine_dir.dtype],
             device=device,
         )
-        self._scheduler = Scheduler(self._target, self._cache, self.limits, {"ngram": NgramDrafter()})
+        has_head = engine_dir.draft_head is not None
+        self._eagle = EagleDrafter(*load_draft_head(engine_dir, runtime, self._target)) if has_head else None
+        self._scheduler = Scheduler(self._target, self._cache, self.limits, Drafters(NgramDrafter(), self._eagle))
         self._eos = frozenset(self._config.eos_token_ids)
         self._closed = False
 
@@ -141,11 +144,18 @@ class Session:
         if not self._closed:
             self._closed = True
             self._target.close()
+            if self._eagle is not None:
+                self._eagle.head.close()
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the target's hidden states."""
+        return self._config.hidden_size
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Drafting methods that this directory supports, the best one last."""
-        return METHODS
+        return tuple(method for method in METHODS if self._eagle is not None or method not in HEAD_METHODS)
 
     def generate(
         self,
@@ -160,6 +170,7 @@ class Session:
 
         Raises:
             PromptError: a prompt is empty, too long, or holds ids that are not in the vocabulary.
+            ConfigError: the directory doesn't support the method.
         """
         done: dict[int, Completion] = {}
         for event in self._run(self._prepare(prompts, sampling, speculation), whole=True):
@@ -194,6 +205,11 @@ class Session:
             raise ConfigError("sampling must be a SamplingParams and speculation a SpeculationConfig")
         if speculation.method is None:
             speculation = dataclasses.replace(speculation, method=self.methods[-1])
+        if speculation.method not in self.methods:
+            raise ConfigError(
+                f"method {speculation.method} needs a draft head, which {self.engine_dir.path} has not: build it with "
+                f"--eagle HEAD, or choose one of: {', '.join(self.methods)}"
+            )
         return [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -214,10 +230,21 @@ class Session:
 
     def next_logits(self, token_ids: Seq[int]) -> torch.Tensor:
         """The target's logits after these tokens, `[vocab]`; nothing may be generating meanwhile."""
-        sequence = Sequence.start(
-            0, self.encode(token_ids), self.limits.max_seq_len, SamplingParams(), SpeculationConfig()
-        )
+        sequence = self._prompt_only(token_ids)
         return prompt_logits(sequence, self._target, self._cache.view(0, 1), self.limits.prefill_chunk).clone()
+
+    def features(self, token_ids: Seq[int]) -> torch.Tensor:
+        """What a draft head takes for each of these tokens, `[tokens, features]`; nothing may be generating meanwhile.
+
+        The target's hidden states after its final norm, or the residual streams that the directory's EAGLE-3 head is
+        for.
+        """
+        sequence = self._prompt_only(token_ids)
+        return prompt_features(sequence, self._target, self._cache.view(0, 1), self.limits.prefill_chunk)
+
+    def _prompt_only(self, token_ids: Seq[int]) -> Sequence:
+        ids = self.encode(token_ids)
+        return Sequence.start(0, ids, self.limits.max_seq_len, SamplingParams(), SpeculationConfig())
 
     def _generation(
         self, index: int, prompt: Prompt, sampling: SamplingParams, speculation: SpeculationConfig

@@ -43,11 +43,15 @@ def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def check_output(output: Path, *, force: bool, source: Path | None = None) -> None:
-    """Raise UserError where `output` must not be written; `source`, what is built from, must survive."""
+def check_output(output: Path, *, force: bool, source: Path | None = None, what: str = "target") -> None:
+    """Raise UserError where `output` must not be written; `source`, what is built from, must survive.
+
+    Args:
+        what: how the message calls `source`.
+    """
     resolved = output.resolve()
     if source is not None and resolved in (source.resolve(), *source.resolve().parents):
-        raise UserError(f"--output {output} is or holds the target {source}; choose another directory")
+        raise UserError(f"--output {output} is or holds the {what} {source}; choose another directory")
     if not resolved.exists():
         return
     if not resolved.is_dir():

@@ -163,11 +163,17 @@ def fuse_spec(*, feature_size: int, hidden_size: int, dtype: str) -> GraphSpec:
     )
 
 
-def lm_head_spec(*, hidden_size: int, vocab_size: int, dtype: str, weight_as_input: bool) -> GraphSpec:
-    """The LM head on chosen rows; with `weight_as_input` the weight is bound at run time and so can be shared."""
+def lm_head_spec(
+    *, hidden_size: int, vocab_size: int, dtype: str, weight_as_input: bool, name: str = "lm_head"
+) -> GraphSpec:
+    """An LM head on chosen rows; with `weight_as_input` the weight is bound at run time and so can be shared.
+
+    Args:
+        name: "lm_head", or "draft_lm_head" for the one that drafting uses.
+    """
     weight = (TensorSpec(LM_HEAD_WEIGHT, dtype, (vocab_size, hidden_size)),) if weight_as_input else ()
     return GraphSpec(
-        name="lm_head",
+        name=name,
         inputs=(TensorSpec(HIDDEN_ROWS, dtype, ("rows", hidden_size)), *weight),
         outputs=(TensorSpec(LOGITS, dtype, ("rows", vocab_size)),),
     )

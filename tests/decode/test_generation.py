@@ -8,20 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import (
-    PIECES,
-    OracleDrafter,
-    Outcome,
-    PieceDecoder,
-    Request,
-    Server,
-    ToyTarget,
-    TreeDrafter,
-    outcome,
-    reference,
-    serve,
-    toy_cache,
-)
+from toy import PIECES, Outcome, PieceDecoder, Request, ToyTarget, reference, toy_cache
+from toy_drafters import OracleDrafter, TreeDrafter
+from toy_server import Server, outcome, serve
 
 from trtspec.config import Limits, SamplingParams, SpeculationConfig
 from trtspec.decode.detokenize import TextStream

@@ -7,17 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import (
-    PIECES,
-    OracleDrafter,
-    Request,
-    Server,
-    ToyTarget,
-    TreeDrafter,
-    outcome,
-    reference,
-    serve,
-)
+from toy import PIECES, Request, ToyTarget, reference
+from toy_drafters import OracleDrafter, TreeDrafter
+from toy_server import Server, outcome, serve
 
 from trtspec.config import Limits, SamplingParams, SpeculationConfig
 from trtspec.draft.ngram import NgramDrafter

@@ -5,9 +5,8 @@ A wrong mask, position, cache row or slot changes what a row sees, hence the tok
 
 from __future__ import annotations
 
-import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -15,15 +14,10 @@ import numpy as np
 import torch
 
 from trtspec.config import Limits, SamplingParams, SpeculationConfig
-from trtspec.decode.detokenize import TextStream
-from trtspec.decode.generation import Generation
-from trtspec.decode.scheduler import Scheduler
-from trtspec.draft.ngram import NgramDrafter
-from trtspec.draft.tree import EMPTY, NGRAM, SOURCES, DraftTree, check_tree
 from trtspec.engine.base import Buckets, CacheView
 from trtspec.engine.kv_cache import KVCache
-from trtspec.engine.target import Rows, Target
-from trtspec.sequence import CONTEXT, LENGTH, STOP, Sequence
+from trtspec.engine.target import Pass, Rows, Target
+from trtspec.sequence import CONTEXT, LENGTH, STOP
 from trtspec.tensors import cache_names
 
 PIECES = ("a", "b", "ab", ". ", "ba", "é", "aa", "c", "bb", "世", "d", "e")
@@ -62,7 +56,7 @@ class ToyTarget(Target):
         """The token after a path."""
         return self._pick(_checksum(path, self.salt), _checksum(path[-2:], self.salt + 1))
 
-    def forward(self, rows: Rows, cache: CacheView) -> torch.Tensor:
+    def forward(self, rows: Rows, cache: CacheView) -> Pass:
         batch, width = rows.tokens.shape
         assert cache.key[1] == batch == len(rows.cache_length)
         assert rows.mask.shape[:3] == (batch, 1, width)
@@ -74,7 +68,15 @@ class ToyTarget(Target):
         for name in (PATH_ROWS, PATH_COPY):
             self._write(rows, cache.tensors[name], torch.tensor(paths)[..., 0])
         hidden = torch.tensor(self._run_layer(rows, cache, 2), dtype=torch.float64)
-        return self._lend("hidden", hidden)
+        return Pass(self._lend("hidden", hidden), self._lend("features", hidden[..., :1].clone()))
+
+    def feature(self, path: Seq[int]) -> int:
+        """What a draft head gets for the last token of a path."""
+        return _checksum(path, self.salt)
+
+    def likely_token(self, path: Seq[int]) -> int:
+        """The token after a path by its last two tokens alone: mostly the right one."""
+        return _checksum(path[-2:], self.salt + 1) % self.vocab
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         logits = torch.zeros((len(hidden_rows), self.vocab))
@@ -210,160 +212,3 @@ def reference(target: ToyTarget, request: Request, capacity: int) -> Outcome:
             return Outcome(tokens, text, LENGTH)
         if len(path) == capacity:
             return Outcome(tokens, text, CONTEXT)
-
-
-class TreeDrafter(NgramDrafter):
-    """Proposes random trees with siblings: `skill` of the branches go on as the target does, the others at random."""
-
-    def __init__(self, target: ToyTarget, seed: int, skill: float = 0.7, favourites: Seq[int] = ()) -> None:
-        """`favourites` are tokens that wrong guesses prefer."""
-        self._target = target
-        self._random = random.Random(seed)
-        self._skill = skill
-        self._favourites = list(favourites)
-        self.trees: list[DraftTree] = []
-
-    def draft(self, sequence: Sequence, room: int) -> DraftTree:
-        paths: list[list[int]] = [sequence.history.tolist()]
-        parents: list[int] = []
-        tokens: list[int] = []
-        for _ in range(self._random.randint(0, room)):
-            # The newest row half of the time, so that trees grow deep as well as wide.
-            parent = len(tokens) if self._random.random() < 0.5 else self._random.randint(0, len(tokens))
-            token = self._guess(paths[parent])
-            if (parent, token) not in zip(parents, tokens, strict=True):
-                parents.append(parent)
-                tokens.append(token)
-                paths.append([*paths[parent], token])
-        if not tokens:
-            return EMPTY
-        source = tuple(self._random.choice(SOURCES) for _ in tokens)
-        tree = DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), source)
-        check_tree(tree)
-        self.trees.append(tree)
-        return tree
-
-    def _guess(self, path: list[int]) -> int:
-        if self._random.random() < self._skill:
-            return self._target.next_token(path)
-        return self._random.choice(self._favourites or range(self._target.vocab))
-
-
-class OracleDrafter(NgramDrafter):
-    """Proposes a chain of what the target will pick, as long as there is room, whatever ends the sequence."""
-
-    def __init__(self, target: ToyTarget, num_tokens: int) -> None:
-        self._target = target
-        self._num_tokens = num_tokens
-        self.trees: list[DraftTree] = []
-
-    def draft(self, sequence: Sequence, room: int) -> DraftTree:
-        path = sequence.history.tolist()
-        for _ in range(min(room, self._num_tokens)):
-            path.append(self._target.next_token(path))
-        self.trees.append(DraftTree.chain(np.array(path[sequence.length :]), NGRAM))
-        return self.trees[-1]
-
-
-class Server:
-    """A scheduler over a toy target, checked after every step."""
-
-    def __init__(self, target: ToyTarget, limits: Limits, drafter: NgramDrafter | None = None) -> None:
-        self.target, self.limits, self.cache = target, limits, toy_cache(limits)
-        self.scheduler = Scheduler(target, self.cache, limits, {NGRAM: drafter or NgramDrafter()})
-        self.streamed: dict[int, Outcome] = {}
-
-    def add(self, index: int, request: Request, special: frozenset[int] | None = None) -> Generation:
-        """Queue a request; its end-of-sequence tokens have no text unless `special` says otherwise."""
-        sequence = Sequence.start(index, request.prompt, self.limits.max_seq_len, request.sampling, request.speculation)
-        decoder = PieceDecoder(request.eos if special is None else special)
-        generation = Generation(sequence, TextStream(decoder, request.sampling.stop), request.eos)
-        self.scheduler.add(generation)
-        self.streamed[index] = Outcome([], "", None)
-        return generation
-
-    def step(self) -> list[Generation]:
-        """One step of the scheduler; what it yields is collected as a stream."""
-        progressed = self.scheduler.step()
-        assert len({id(generation) for generation in progressed}) == len(progressed)
-        for generation in progressed:
-            self.collect(generation)
-        self.check()
-        return progressed
-
-    def collect(self, generation: Generation) -> None:
-        """Take what is new."""
-        text, tokens = generation.take()
-        index, so_far = generation.sequence.index, self.streamed[generation.sequence.index]
-        assert so_far.reason is None, "tokens after the end"
-        self.streamed[index] = Outcome(so_far.tokens + tokens, so_far.text + text, generation.sequence.finish_reason)
-
-    def cancel(self, generation: Generation) -> None:
-        self.scheduler.cancel(generation)
-        self.check()
-
-    def run(self, after_step: Callable[[], None] | None = None) -> None:
-        """Step until nothing is left; a step without any progress for long would be a hang."""
-        budget = sum(len(g.sequence.tokens) for g in self.waiting + self.running) + 10
-        while self.scheduler.busy:
-            self.step()
-            if after_step:
-                after_step()
-            budget -= 1
-            assert budget > 0, "the scheduler makes no progress"
-        assert self.running == []
-
-    @property
-    def waiting(self) -> list[Generation]:
-        return list(self.scheduler._waiting)
-
-    @property
-    def active(self) -> list[Generation]:
-        return self.scheduler._active
-
-    @property
-    def prefilling(self) -> Generation | None:
-        return self.scheduler._prefilling
-
-    @property
-    def running(self) -> list[Generation]:
-        """Those with a slot, in the order of the slots that they should have."""
-        return self.active + ([self.prefilling] if self.prefilling else [])
-
-    def check(self) -> None:
-        """What holds between steps."""
-        assert len(self.running) <= self.cache.slots
-        for slot, generation in enumerate(self.running):
-            sequence = generation.sequence
-            assert not generation.finished
-            assert sequence.slot == slot
-            assert sequence.length < sequence.capacity
-            assert sequence.generated < sequence.sampling.max_new_tokens
-            if generation is not self.prefilling:
-                assert sequence.cached == sequence.length - 1
-            else:
-                assert sequence.cached < sequence.prompt_length == sequence.length
-            stored = stored_rows(self.cache.view(0, self.cache.slots).tensors, slot, sequence.cached)
-            committed = sequence.history[: sequence.cached].tolist()
-            assert stored.tokens.tolist() == committed
-            assert stored.positions.tolist() == list(range(sequence.cached))
-            assert stored.fingerprints.tolist() == self.target.fingerprints(committed)
-
-
-def outcome(generation: Generation, server: Server) -> Outcome:
-    """The outcome of a finished sequence; its stream must have said the same."""
-    sequence = generation.sequence
-    streamed = server.streamed[sequence.index]
-    assert streamed.tokens == sequence.history[sequence.prompt_length :].tolist()
-    assert streamed.reason == sequence.finish_reason
-    return streamed
-
-
-def serve(
-    target: ToyTarget, limits: Limits, requests: Seq[Request], drafter: NgramDrafter | None = None
-) -> list[Outcome]:
-    """Serve the requests together; outcomes in the order of the requests."""
-    server = Server(target, limits, drafter)
-    generations = [server.add(index, request) for index, request in enumerate(requests)]
-    server.run()
-    return [outcome(generation, server) for generation in generations]

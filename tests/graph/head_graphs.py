@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from checkpoint import heads
 from checkpoint.heads import HIDDEN, VOCAB, make_e1, make_e2, make_e3, make_e4, weight
-from head_oracle import HeadOracle, OracleSession, Outputs, Switches
+from graph.head_oracle import HeadOracle, OracleSession, Outputs, Switches
 
 from trtspec.checkpoint.convert import place_weights
 from trtspec.checkpoint.draft_head import open_draft_head, weight_shapes

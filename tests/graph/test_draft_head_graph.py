@@ -13,7 +13,7 @@ import pytest
 import torch
 from checkpoint import heads
 from checkpoint.heads import HIDDEN, VOCAB, make_e1, make_e3
-from head_graphs import (
+from graph.head_graphs import (
     CACHE_ROWS,
     CASES,
     SAME_GRAPH,
@@ -27,7 +27,7 @@ from head_graphs import (
     refresh,
     vllm_eagle3,
 )
-from head_oracle import Outputs, Switches
+from graph.head_oracle import Outputs, Switches
 
 from trtspec.engine.onnxruntime_engine import set_threads
 from trtspec.engine.tensorrt_build import RUNTIMES, BuildConfig, Profile, build_engine

@@ -57,7 +57,7 @@ def prefill(target: Target, cache: KVCache, sequence: Sequence, chunk: int) -> t
     logits = []
     while sequence.cached < sequence.prompt_length:
         rows = prefill_rows(sequence, chunk)
-        hidden = target.forward(rows, cache.view(sequence.slot, 1))
+        hidden = target.forward(rows, cache.view(sequence.slot, 1)).hidden
         logits.append(target.logits(hidden[0]).clone())
         sequence.cached += rows.tokens.shape[1]
     return torch.cat(logits)
@@ -75,7 +75,7 @@ def verify(
     target: Target, cache: KVCache, sequences: Seq[Sequence], trees: Seq[DraftTree], buckets: Buckets = EXACT
 ) -> list[torch.Tensor]:
     """Logits of root and draft tokens of each sequence, `[tree width, vocab]`."""
-    hidden = target.forward(verification_rows(sequences, trees, buckets), cache.view(0, len(sequences)))
+    hidden = target.forward(verification_rows(sequences, trees, buckets), cache.view(0, len(sequences))).hidden
     logits = target.logits(select_rows(hidden, trees))
     return list(torch.tensor_split(logits.clone(), np.cumsum([tree.width for tree in trees])[:-1].tolist()))
 
@@ -229,10 +229,10 @@ def test_nan_behind_the_live_rows_changes_nothing(tiny: TinyTarget) -> None:
     target, cache = tiny.load(), tiny.new_cache(slots=1)
     prefill(target, cache, start(PROMPT), chunk=256)
     rows = rows_behind(len(PROMPT))
-    expected = target.forward(rows, cache.view(0, 1)).clone()
+    expected = target.forward(rows, cache.view(0, 1)).hidden.clone()
     live = len(PROMPT) + 3
     cache.block[:, :, :, live:] = float("nan")
-    found = target.forward(rows, cache.view(0, 1))
+    found = target.forward(rows, cache.view(0, 1)).hidden
     assert torch.equal(found, expected)
     assert cache.block[:, :, :, live:].isnan().all()
     assert cache.block[:, :, :, :live].isfinite().all()
@@ -262,7 +262,7 @@ def test_padding_rows_are_finite_and_rows_behind_the_pass_stay_untouched(tiny: T
     rows = verification_rows(sequences, [siblings(), EMPTY])
     width = rows.tokens.shape[1]
     assert width == siblings().width
-    assert target.forward(rows, cache.view(0, 2)).isfinite().all()
+    assert target.forward(rows, cache.view(0, 2)).hidden.isfinite().all()
     assert cache.block.isfinite().all()
     for slot, written in enumerate((len(PROMPT) + width, 1 + width, 0)):
         assert (cache.block[:, slot, :, written:] == 0).all()

@@ -86,6 +86,7 @@ class MethodResult:
         """The method's row of the report."""
         metrics = self.stats.metrics()
         outside = sum(metrics["stage_ms"][stage] for stage in OUTSIDE_ENGINES)
+        outside += metrics["stage_ms"]["eagle"] - 1000 * self.stats.head_seconds
         step_total = sum(metrics["stage_ms"].values()) - metrics["stage_ms"]["prefill"]
         steps = self.stats.steps
         return {

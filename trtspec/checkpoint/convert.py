@@ -20,33 +20,49 @@ logger = logging.getLogger(__name__)
 
 
 def place_weights(
-    source: TensorSource, shapes: Mapping[str, tuple[int, ...]], directory: Path, folder: str, name: str, dtype: str
+    source: TensorSource,
+    shapes: Mapping[str, tuple[int, ...]],
+    directory: Path,
+    folder: str,
+    name: str,
+    dtype: str,
+    *,
+    link: bool = True,
 ) -> dict[str, WeightRef]:
     """Make the named weights available below `directory`/`folder` in `dtype`.
 
     Safetensors files that hold them in that dtype already are hard-linked (copied where the file system can't link);
     everything else is written to `folder`/`name`, one tensor at a time.
 
+    Args:
+        link: False writes them even where they could be linked, for files that hold much else.
+
     Raises:
         CheckpointError: a weight holds NaN or infinity, or overflows `dtype`; the files cannot be written.
     """
     (directory / folder).mkdir(parents=True, exist_ok=True)
-    if usable_in_place(source, shapes, dtype):
+    if link and usable_in_place(source, shapes, dtype):
         return _link(source, shapes, directory, folder)
     layout = [(weight, TensorInfo(dtype, shape)) for weight, shape in shapes.items()]
-
-    def load(weight: str) -> torch.Tensor:
-        tensor = source.load(weight)
-        converted = tensor.to(torch_dtype(dtype))
-        if converted.dtype != tensor.dtype and converted.isinf().any() and not tensor.isinf().any():
-            raise CheckpointError(f"tensor {weight} overflows {dtype}; choose --dtype bfloat16 or float32")
-        return converted
-
-    ranges = write_safetensors(directory / folder / name, layout, load)
+    ranges = write_safetensors(
+        directory / folder / name, layout, lambda weight: convert(weight, source.load(weight), dtype)
+    )
     return {
         weight: WeightRef(f"{folder}/{name}", at.offset, at.nbytes, dtype, shapes[weight])
         for weight, at in ranges.items()
     }
+
+
+def convert(weight: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A weight in another dtype.
+
+    Raises:
+        CheckpointError: a value overflows it.
+    """
+    converted = tensor.to(torch_dtype(dtype))
+    if converted.dtype != tensor.dtype and converted.isinf().any() and not tensor.isinf().any():
+        raise CheckpointError(f"tensor {weight} overflows {dtype}; choose --dtype bfloat16 or float32")
+    return converted
 
 
 def usable_in_place(source: TensorSource, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> bool:

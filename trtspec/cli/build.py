@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtspec.cli.inspect import parse_pairs
 from trtspec.cli.options import DirectoryPath
 from trtspec.cli.progress import StageBar
 from trtspec.config import RUNTIMES
@@ -14,6 +15,7 @@ from trtspec.tensors import SERVING_DTYPES
 
 if TYPE_CHECKING:
     from trtspec.engine_build import BuildPlan
+    from trtspec.head_plan import HeadPlan
 
 
 @click.command()
@@ -41,6 +43,30 @@ if TYPE_CHECKING:
     type=int,
     help="GPU that tensorrt-rtx compiles for, such as 89; repeatable.  [default: 8.0 and newer]",
 )
+@click.option(
+    "--eagle",
+    metavar="HEAD",
+    help="EAGLE draft head: a directory or a hub id.  [default: none; for demo the one that comes with trtspec]",
+)
+@click.option("--no-eagle", is_flag=True, help="Leave the demo target's own draft head out.")
+@click.option(
+    "--eagle-option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A wiring decision that the head's files don't settle (trtspec inspect shows them all); repeatable.",
+)
+@click.option(
+    "--draft-vocab",
+    metavar="N|FILE|N:FILE",
+    help="Tokens that may be drafted: the N lowest ids, the ids in FILE (a JSON array or integers), or the N most "
+    "frequent ones of a text or .jsonl FILE.  [default: the head's]",
+)
+@click.option(
+    "--draft-lm-head",
+    type=click.Choice(("target", "int4")),
+    help="LM head of the drafts: full precision, or a copy with 4-bit weights.  [default: target]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing DIR.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 def build(
@@ -52,13 +78,20 @@ def build(
     max_batch_size: int,
     max_draft_tokens: int,
     compute_capabilities: tuple[int, ...],
+    eagle: str | None,
+    no_eagle: bool,
+    options: tuple[str, ...],
+    draft_vocab: str | None,
+    draft_lm_head: str | None,
     force: bool,
     dry_run: bool,
 ) -> None:
     """Build an engine directory from TARGET: a Hugging Face directory, a hub id, a .gguf file, or demo."""
     from trtspec.engine_build import check_build_output, plan_build, run_plan
 
-    check_build_output(target, output, force=force)
+    if eagle is not None and no_eagle:
+        raise click.UsageError("give --eagle or --no-eagle, not both")
+    check_build_output(target, output, force=force, eagle=eagle)
     plan = plan_build(
         target,
         runtimes=runtimes or default_runtimes(),
@@ -67,6 +100,11 @@ def build(
         max_batch_size=max_batch_size,
         max_draft_tokens=max_draft_tokens,
         compute_capabilities=compute_capabilities,
+        eagle=eagle,
+        use_eagle=not no_eagle,
+        eagle_options=parse_pairs(options),
+        draft_vocab=draft_vocab,
+        draft_lm_head=draft_lm_head,
     )
     if dry_run:
         click.echo(describe_plan(plan))
@@ -99,19 +137,40 @@ def describe_plan(plan: BuildPlan) -> str:
         f"limits            {limits.max_seq_len} tokens per sequence, {limits.max_batch_size} sequences, "
         f"{limits.max_draft_tokens} draft tokens",
         f"disk              {plan.disk_bytes / 1e6:.0f} MB"
-        + (f" ({plan.weight_bytes / 1e6:.0f} MB of weights linked, not copied)" if plan.in_place else ""),
+        + (f" ({plan.linked_bytes / 1e6:.0f} MB of weights linked, not copied)" if plan.linked_bytes else ""),
         f"memory            {_memory_line(plan)}",
-        "draft head        none: methods none and ngram",
+        *(_head_lines(plan, plan.head) if plan.head else ["draft head        none: methods none and ngram"]),
         *(f"warning           {warning}" for warning in plan.warnings),
     ]
     return "\n".join(lines)
 
 
+def _head_lines(plan: BuildPlan, head: HeadPlan) -> list[str]:
+    """The draft head's size and wiring; every decision with who made it."""
+    drafted = f"{head.config.draft_vocab_size} of {head.config.vocab_size} tokens"
+    size = "no weights of its own" if head.lm_head == "target" else f"{head.lm_head_bytes / 1e6:.1f} MB"
+    lines = [
+        f"draft head        {head.name}, from {head.origin}: {head.weight_bytes / 1e6:.1f} MB, "
+        f"KV cache {plan.head_kv_bytes_per_sequence / 1e6:.2f} MB per sequence",
+        f"draft LM head     {head.lm_head}: {drafted}, {size}",
+    ]
+    for decision in head.head.decisions:
+        value = "all" if decision.value is None else decision.value
+        value = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        note = f": {decision.note}" if decision.note else ""
+        lines.append(f"  {decision.name:<23} {value} ({decision.origin}{note})")
+    return lines
+
+
 def _memory_line(plan: BuildPlan) -> str:
-    per_sequence, slots = plan.kv_bytes_per_sequence, plan.limits.max_batch_size
+    slots, of_head = plan.limits.max_batch_size, plan.head_kv_bytes_per_sequence
+    per_sequence = plan.kv_bytes_per_sequence + of_head
     widest = max(plan.limits.prefill_chunk, plan.limits.max_batch_size * plan.limits.max_width)
     workspace = widest * (plan.config.vocab_size + 4 * plan.config.intermediate_size) * 4
     return (
-        f"weights {plan.weight_bytes / 1e6:.0f} MB, KV cache {per_sequence / 1e6:.1f} MB per sequence "
-        f"({per_sequence * slots / 1e6:.0f} MB for {slots}), workspace about {workspace / 1e6:.0f} MB"
+        f"weights {plan.weight_bytes / 1e6:.0f} MB, "
+        + (f"draft head {plan.head_bytes / 1e6:.0f} MB, " if plan.head else "")
+        + f"KV cache {per_sequence / 1e6:.1f} MB per sequence "
+        + (f"with {of_head / 1e6:.1f} MB for the draft head " if plan.head else "")
+        + f"({per_sequence * slots / 1e6:.0f} MB for {slots}), workspace about {workspace / 1e6:.0f} MB"
     )

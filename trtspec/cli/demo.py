@@ -12,7 +12,7 @@ import click
 
 from trtspec.cli.bench import format_rows
 from trtspec.cli.progress import StageBar, note
-from trtspec.config import METHODS, SamplingParams, SpeculationConfig
+from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _compare(directory: Path) -> dict[str, Comparison]:
 
     def run(session: Session, name: str, text: str) -> Comparison:
         note(f"generating: {name}")
-        contenders = [SessionMethod(session, SpeculationConfig(method)) for method in METHODS]
+        contenders = [SessionMethod(session, SpeculationConfig(method)) for method in session.methods]
         prompt = session.encode([{"role": "user", "content": text}])
         return compare(session, contenders, [(name, prompt)], SamplingParams(max_new_tokens=192), repeats=3)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trtspec.engine_dir import MANIFEST, EngineDir
+from trtspec.engine_dir import MANIFEST, DraftHeadRecord, EngineDir
 from trtspec.errors import CheckpointError, ConfigError
 
 
@@ -53,8 +53,8 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
         "built_by": f"trtspec {engine_dir.trtspec_version}",
         "dtype": engine_dir.dtype,
         "limits": engine_dir.limits.to_json(),
-        "methods": ["none", "ngram"],
-        "draft_head": None,
+        "methods": ["none", "ngram", *(["eagle"] if engine_dir.draft_head else [])],
+        "draft_head": _describe_head_record(engine_dir.draft_head) if engine_dir.draft_head else None,
         "runtimes": {
             name: {
                 "graphs": dict(record.graphs),
@@ -71,6 +71,22 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
         },
         "file_bytes": {name: record.size for name, record in engine_dir.files.items()},
         "total_bytes": sum(record.size for record in engine_dir.files.values()),
+    }
+
+
+def _describe_head_record(record: DraftHeadRecord) -> dict[str, Any]:
+    """A draft head that was built in: where it came from, its LM head, its wiring."""
+    files = {"embedding": record.embedding, "lm_head": record.lm_head_weight, "token_ids": record.token_ids}
+    return {
+        "name": record.name,
+        "origin": record.origin,
+        "lm_head": record.lm_head,
+        "config": {key: value for key, value in record.config.items() if key != "token_ids"},
+        "decisions": {
+            decision["name"]: {key: value for key, value in decision.items() if key != "name" and value != ""}
+            for decision in record.decisions
+        },
+        "parts": {name: ref.location for name, ref in files.items() if ref is not None},
     }
 
 

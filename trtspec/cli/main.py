@@ -33,15 +33,15 @@ for command in (demo, build, run, bench, inspect):
     cli.add_command(command)
 
 
-def main() -> None:
-    """Run the command and exit: 0 done, 1 a failure or bug, 2 wrong input, 130 interrupted."""
+def main(command: click.Command = cli, name: str = "trtspec") -> None:
+    """Run a command and exit: 0 done, 1 a failure or bug, 2 wrong input, 130 interrupted."""
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(_run())
+    sys.exit(_run(command, name))
 
 
-def _run() -> int:
+def _run(command: click.Command, name: str) -> int:
     try:
-        cli.main(prog_name="trtspec", standalone_mode=False)
+        command.main(prog_name=name, standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.exceptions.Exit as error:

@@ -57,6 +57,38 @@ def ngram_options(command: Command) -> Command:
     return command
 
 
+def eagle_options(command: Command) -> Command:
+    """--eagle-tokens, --eagle-topk, --eagle-depth, --tree-nodes."""
+    for option in (
+        click.option(
+            "--tree-nodes",
+            default=SPECULATION.tree_nodes,
+            show_default=True,
+            help="Draft tokens of an EAGLE tree, within DIR's own limit.",
+        ),
+        click.option(
+            "--eagle-depth",
+            default=SPECULATION.eagle_depth,
+            show_default=True,
+            help="Levels that an EAGLE tree grows behind its first.",
+        ),
+        click.option(
+            "--eagle-topk",
+            default=SPECULATION.eagle_topk,
+            show_default=True,
+            help="Tokens the head proposes behind a node; more than 1 makes a tree.",
+        ),
+        click.option(
+            "--eagle-tokens",
+            default=SPECULATION.eagle_tokens,
+            show_default=True,
+            help="Draft tokens of an EAGLE chain (--eagle-topk 1).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def engine_options(command: Command) -> Command:
     """--runtime and --threads."""
     threads = click.IntRange(min=1)

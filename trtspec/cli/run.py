@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtspec.cli.options import SAMPLING, DirectoryPath, engine_options, ngram_options
+from trtspec.cli.options import SAMPLING, DirectoryPath, eagle_options, engine_options, ngram_options
 from trtspec.config import METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import PromptError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--chat/--raw", default=None, help="Use the chat template or not.  [default: chat if there is one]")
 @click.option("--method", type=click.Choice(METHODS), help="Drafting method.  [default: the best one DIR supports]")
 @ngram_options
+@eagle_options
 @click.option(
     "--max-new-tokens", default=SAMPLING.max_new_tokens, show_default=True, help="Tokens to generate at most."
 )
@@ -47,6 +48,10 @@ def run(
     ngram_max: int,
     ngram_tokens: int,
     ngram_occurrence: str,
+    eagle_tokens: int,
+    eagle_topk: int,
+    eagle_depth: int,
+    tree_nodes: int,
     max_new_tokens: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
@@ -58,7 +63,17 @@ def run(
 ) -> None:
     """Generate text with the engine directory DIR; without a prompt option the prompt is read from stdin."""
     sampling = SamplingParams(max_new_tokens, stop, ignore_eos)
-    speculation = SpeculationConfig(method, ngram_min, ngram_max, ngram_tokens, ngram_occurrence)
+    speculation = SpeculationConfig(
+        method=method,
+        ngram_min=ngram_min,
+        ngram_max=ngram_max,
+        ngram_tokens=ngram_tokens,
+        ngram_occurrence=ngram_occurrence,
+        eagle_tokens=eagle_tokens,
+        eagle_topk=eagle_topk,
+        eagle_depth=eagle_depth,
+        tree_nodes=tree_nodes,
+    )
     if prompts and prompt_file:
         raise click.UsageError("give --prompt or --prompt-file, not both")
     raw_prompts: list[Any] = read_prompts(prompt_file) if prompt_file else list(prompts) or [_read_stdin()]

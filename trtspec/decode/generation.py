@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from trtspec.decode.accept import Acceptance
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.stats import Stats
+from trtspec.draft.head_state import HeadState
 from trtspec.draft.tree import DraftTree
 from trtspec.engine.kv_cache import KVCache
 from trtspec.sequence import CONTEXT, LENGTH, STOP, Sequence
@@ -27,6 +28,8 @@ class Generation:
     ended_at: float | None = None
     taken: int = 0
     """Generated tokens handed out by `take`."""
+    head: HeadState | None = None
+    """What the draft head holds of it; None where its method has no head, and behind its end."""
 
     @property
     def finished(self) -> bool:
@@ -67,19 +70,26 @@ class Generation:
             self.end()
         return kept
 
-    def commit(self, tree: DraftTree, acceptance: Acceptance, cache: KVCache) -> None:
-        """Commit what a verification yielded, trimmed by the stop conditions, and keep its KV."""
-        kept = self.extend(acceptance.tokens)
-        rows = acceptance.rows[:kept]
-        self.stats.count_step(tree, rows, kept, acceptance.num_matches)
+    def commit(self, tree: DraftTree, acceptance: Acceptance, cache: KVCache) -> list[int]:
+        """Commit what a verification yielded, trimmed by the stop conditions, and keep its KV.
+
+        Returns:
+            The rows committed, from the root (0) on.
+        """
+        num_kept = self.extend(acceptance.tokens)
+        rows = acceptance.rows[:num_kept]
+        self.stats.count_step(tree, rows, num_kept, acceptance.num_matches)
+        kept = [0, *rows]
         if not self.finished:
-            cache.keep_path(self.sequence.slot, self.sequence.cached, [0, *rows])
-            self.sequence.cached += 1 + len(rows)
+            cache.keep_path(self.sequence.slot, self.sequence.cached, kept)
+            self.sequence.cached += len(kept)
+        return kept
 
     def end(self, reason: str | None = None) -> None:
-        """Release the held text; with a reason, finish for it (cancellation)."""
+        """Release the held text and the head's state; with a reason, finish for it (cancellation)."""
         self.sequence.finish_reason = reason or self.sequence.finish_reason
         self.text.finish()
+        self.head = None
         self.ended_at = time.perf_counter()
 
     def _finish_reason(self, token: int) -> str | None:

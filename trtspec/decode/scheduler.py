@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 
-from trtspec.config import Limits
+from trtspec.config import HEAD_METHODS, Limits
 from trtspec.decode.generation import Generation
-from trtspec.decode.step import decode_step, prefill_step
-from trtspec.draft.ngram import NgramDrafter
+from trtspec.decode.step import Drafters, decode_step, prefill_step
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Target
 from trtspec.sequence import CANCELLED
@@ -21,7 +19,7 @@ class Scheduler:
     the last moves into its slot, so a decode step always binds one contiguous block of the cache.
     """
 
-    def __init__(self, target: Target, cache: KVCache, limits: Limits, drafters: Mapping[str, NgramDrafter]) -> None:
+    def __init__(self, target: Target, cache: KVCache, limits: Limits, drafters: Drafters) -> None:
         self._target = target
         self._cache = cache
         self._limits = limits
@@ -37,6 +35,8 @@ class Scheduler:
 
     def add(self, generation: Generation) -> None:
         """Queue a sequence."""
+        if self._drafters.eagle is not None and generation.sequence.speculation.method in HEAD_METHODS:
+            generation.head = self._drafters.eagle.start()
         self._waiting.append(generation)
 
     def cancel(self, generation: Generation) -> None:
@@ -92,4 +92,6 @@ class Scheduler:
 
     def _move(self, generation: Generation, slot: int) -> None:
         self._cache.move(generation.sequence.slot, slot, generation.sequence.cached)
+        if self._drafters.eagle is not None and generation.head is not None:
+            self._drafters.eagle.move(generation.head, generation.sequence.slot, slot)
         generation.sequence.slot = slot

@@ -34,6 +34,8 @@ class Stats:
     accepted_at: list[int] = field(default_factory=list)
     by_source: dict[str, SourceCounts] = field(default_factory=lambda: {name: SourceCounts() for name in SOURCES})
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    head_seconds: float = 0.0
+    """The part of the stage `eagle` that was spent inside the head's engines."""
 
     def count_step(self, tree: DraftTree, accepted_rows: list[int], emitted: int, matched: int) -> None:
         """Count one decode step of one sequence; `accepted_rows` and `emitted` after trimming."""
@@ -68,6 +70,7 @@ class Stats:
             "emitted_tokens",
             "matched_tokens",
             "longest_paths",
+            "head_seconds",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_at.extend([0] * (len(other.accepted_at) - len(self.accepted_at)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 
@@ -12,20 +12,36 @@ from trtspec import sampling
 from trtspec.decode.accept import accept
 from trtspec.decode.generation import Generation
 from trtspec.decode.rows import prefill_rows, select_rows, split_rows, verification_rows
+from trtspec.draft.eagle import EagleDrafter
 from trtspec.draft.ngram import NgramDrafter
-from trtspec.draft.tree import EMPTY, DraftTree
+from trtspec.draft.tree import EMPTY, NGRAM, DraftTree
 from trtspec.engine.base import CacheView
 from trtspec.engine.kv_cache import KVCache
-from trtspec.engine.target import Target
+from trtspec.engine.target import Pass, Target
 from trtspec.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """Those that an engine directory supports."""
+
+    ngram: NgramDrafter
+    eagle: EagleDrafter | None = None
+
+    @property
+    def head_seconds(self) -> float:
+        """Seconds spent inside the draft head's engines so far."""
+        return self.eagle.head.engine_seconds if self.eagle else 0.0
 
 
 class StageClock:
     """Splits a step's time into stages; what is not in a stage is `host`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, drafters: Drafters) -> None:
         self._target = target
+        self._drafters = drafters
         self._engine_start = target.engine_seconds
+        self._head_start = drafters.head_seconds
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
 
@@ -44,34 +60,33 @@ class StageClock:
         total = time.perf_counter() - self._start
         stages = {**self._laps, "verify": self._target.engine_seconds - self._engine_start}
         stages["host"] = total - sum(stages.values())
+        head_seconds = self._drafters.head_seconds - self._head_start
         for generation in generations:
+            generation.stats.head_seconds += head_seconds / len(generations)
             for stage, seconds in stages.items():
                 generation.stats.stage_seconds[stage] += seconds / len(generations)
 
 
 def decode_step(
-    batch: Seq[Generation],
-    target: Target,
-    cache: KVCache,
-    drafters: Mapping[str, NgramDrafter],
-    max_draft_tokens: int,
+    batch: Seq[Generation], target: Target, cache: KVCache, drafters: Drafters, max_draft_tokens: int
 ) -> None:
     """Draft, verify in one pass, accept and commit, for the sequences in slots 0..len(batch)-1.
 
     Plain decoding is this step with empty trees.
     """
-    clock = StageClock(target)
+    clock = StageClock(target, drafters)
     sequences = [generation.sequence for generation in batch]
-    trees = [_draft(generation, drafters, max_draft_tokens) for generation in batch]
-    clock.lap("ngram")
-    hidden = target.forward(verification_rows(sequences, trees, target.buckets), cache.view(0, len(batch)))
-    logits = target.logits(select_rows(hidden, trees))
+    trees = _draft(batch, drafters, max_draft_tokens, clock)
+    verified = target.forward(verification_rows(sequences, trees, target.buckets), cache.view(0, len(batch)))
+    logits = target.logits(select_rows(verified.hidden, trees))
     clock.skip()
     picks = split_rows(sampling.greedy(logits).tolist(), trees)
     acceptances = [accept(tree, pick) for tree, pick in zip(trees, picks, strict=True)]
     clock.lap("accept")
-    for generation, tree, acceptance in zip(batch, trees, acceptances, strict=True):
-        generation.commit(tree, acceptance, cache)
+    for slot, (generation, tree, acceptance) in enumerate(zip(batch, trees, acceptances, strict=True)):
+        kept = generation.commit(tree, acceptance, cache)
+        if generation.head is not None:
+            generation.head.push(verified.features[slot], kept)
     clock.lap("commit")
     clock.share(batch)
 
@@ -79,10 +94,12 @@ def decode_step(
 def prefill_step(generation: Generation, target: Target, cache: KVCache, chunk: int) -> bool:
     """Run the next chunk of the prompt; true when the prompt is through and the first token is there."""
     start, sequence = time.perf_counter(), generation.sequence
-    hidden = _prefill_chunk(sequence, target, cache.view(sequence.slot, 1), chunk)
+    read = _prefill_chunk(sequence, target, cache.view(sequence.slot, 1), chunk)
+    if generation.head is not None:
+        generation.head.push(read.features[0])
     done = sequence.cached == sequence.prompt_length
     if done:
-        generation.extend(sampling.greedy(target.logits(hidden[0, -1:])).tolist())
+        generation.extend(sampling.greedy(target.logits(read.hidden[0, -1:])).tolist())
     generation.stats.stage_seconds["prefill"] += time.perf_counter() - start
     return done
 
@@ -90,18 +107,37 @@ def prefill_step(generation: Generation, target: Target, cache: KVCache, chunk: 
 def prompt_logits(sequence: Sequence, target: Target, cache: CacheView, chunk: int) -> torch.Tensor:
     """The logits behind a whole prompt, `[vocab]`."""
     while sequence.cached < sequence.prompt_length:
-        hidden = _prefill_chunk(sequence, target, cache, chunk)
-    return target.logits(hidden[0, -1:])[0]
+        read = _prefill_chunk(sequence, target, cache, chunk)
+    return target.logits(read.hidden[0, -1:])[0]
 
 
-def _prefill_chunk(sequence: Sequence, target: Target, cache: CacheView, chunk: int) -> torch.Tensor:
+def prompt_features(sequence: Sequence, target: Target, cache: CacheView, chunk: int) -> torch.Tensor:
+    """What a draft head takes for each token of a whole prompt, `[prompt, features]`."""
+    parts = []
+    while sequence.cached < sequence.prompt_length:
+        parts.append(_prefill_chunk(sequence, target, cache, chunk).features[0].clone())
+    return torch.cat(parts)
+
+
+def _prefill_chunk(sequence: Sequence, target: Target, cache: CacheView, chunk: int) -> Pass:
     rows = prefill_rows(sequence, chunk)
-    hidden = target.forward(rows, cache)
+    read = target.forward(rows, cache)
     sequence.cached += rows.tokens.shape[1]
-    return hidden
+    return read
 
 
-def _draft(generation: Generation, drafters: Mapping[str, NgramDrafter], max_draft_tokens: int) -> DraftTree:
-    drafter = drafters.get(generation.sequence.speculation.method or "none")
-    room = min(generation.sequence.draft_room, max_draft_tokens)
-    return drafter.draft(generation.sequence, room) if drafter and room else EMPTY
+def _draft(batch: Seq[Generation], drafters: Drafters, max_draft_tokens: int, clock: StageClock) -> list[DraftTree]:
+    """Each sequence's draft by its own method; those with a head draft together."""
+    sequences = [generation.sequence for generation in batch]
+    rooms = [min(sequence.draft_room, max_draft_tokens) for sequence in sequences]
+    trees = [
+        drafters.ngram.draft(sequence, room) if room and sequence.speculation.method == NGRAM else EMPTY
+        for sequence, room in zip(sequences, rooms, strict=True)
+    ]
+    clock.lap("ngram")
+    states = [generation.head for generation in batch]
+    if drafters.eagle is not None and any(state is not None for state in states):
+        found = drafters.eagle.draft(sequences, states, rooms)
+        trees = [tree if state is None else own for tree, state, own in zip(trees, states, found, strict=True)]
+        clock.lap("eagle")
+    return trees

@@ -10,6 +10,7 @@ import torch
 
 from trtspec import tensors
 from trtspec.engine.base import TORCH_DTYPES, Buckets, CacheView, Engine
+from trtspec.engine.embedding import Embedding
 from trtspec.tensors import WeightRef
 
 
@@ -28,6 +29,15 @@ class Rows(NamedTuple):
     def to(self, device: torch.device) -> Rows:
         """The same on a device."""
         return Rows(*[tensor.to(device) for tensor in (self.tokens, self.positions, self.cache_length, self.mask)])
+
+
+class Pass(NamedTuple):
+    """What a pass computes of its rows; both belong to the engine: valid until the target's next pass."""
+
+    hidden: torch.Tensor
+    """After the final norm, `[batch, width, hidden]`."""
+    features: torch.Tensor
+    """What a draft head takes, `[batch, width, features]`: the tapped residual streams, or else `hidden` itself."""
 
 
 class Target:
@@ -51,39 +61,36 @@ class Target:
             buckets: sizes that decode passes are padded to; None: no padding.
         """
         self.buckets = buckets or Buckets()
-        self._embedding = embedding
-        self._table = embedding.numpy() if embedding.is_cpu else None
+        self.embedding = Embedding(embedding)
+        self.lm_head = lm_head
+        self.lm_head_weight = lm_head_weight
         self._body = body
-        self._lm_head = lm_head
         self._lm_head_inputs = {} if lm_head_weight is None else {tensors.LM_HEAD_WEIGHT: lm_head_weight}
         self.engine_seconds = 0.0
 
-    def forward(self, rows: Rows, cache: CacheView) -> torch.Tensor:
-        """Hidden states after the final norm, `[batch, width, hidden]`; the rows' KV is written behind the cache's."""
+    def forward(self, rows: Rows, cache: CacheView) -> Pass:
+        """The hidden states of rows whose KV is written behind the cache's."""
         if self._body.device.type != "cpu":
             rows = rows.to(self._body.device)
         inputs = {
-            tensors.INPUTS_EMBEDS: self._embed(rows.tokens),
+            tensors.INPUTS_EMBEDS: self.embedding.rows(rows.tokens),
             tensors.POSITION_IDS: rows.positions,
             tensors.CACHE_LENGTH: rows.cache_length,
             tensors.TREE_MASK: rows.mask,
         }
-        return self._timed(self._body, inputs, cache)[tensors.HIDDEN_STATES]
-
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._table is not None:
-            return torch.from_numpy(self._table[tokens.numpy()])
-        return torch.embedding(self._embedding, tokens)
+        outputs = self._timed(self._body, inputs, cache)
+        hidden = outputs[tensors.HIDDEN_STATES]
+        return Pass(hidden, outputs.get(tensors.AUX_HIDDEN_STATES, hidden))
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Logits `[rows, vocab]` of contiguous hidden rows `[rows, hidden]`."""
         inputs = {tensors.HIDDEN_ROWS: hidden_rows, **self._lm_head_inputs}
-        return self._timed(self._lm_head, inputs)[tensors.LOGITS]
+        return self._timed(self.lm_head, inputs)[tensors.LOGITS]
 
     def close(self) -> None:
         """Free the engines."""
         self._body.close()
-        self._lm_head.close()
+        self.lm_head.close()
 
     def _timed(
         self, engine: Engine, inputs: dict[str, torch.Tensor], cache: CacheView | None = None

@@ -109,7 +109,7 @@ class TensorRTEngine:
         self.spec = spec
         self.device = device if device is not None else torch.device("cuda", torch.cuda.current_device())
         self._logger = tensorrt_logger(runtime)
-        self._stream = stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._stream = stream or torch.cuda.Stream(self.device)
         # TensorRT-RTX swaps kernels once it has specialised them for a shape; only its own capture waits for that.
         self._native_graphs = hasattr(self._trt, "CudaGraphStrategy")
         self._max_graphs = max_graphs

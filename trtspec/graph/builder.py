@@ -22,6 +22,7 @@ IR_DTYPES = {
     "int64": ir.DataType.INT64,
     "int32": ir.DataType.INT32,
     "bool": ir.DataType.BOOL,
+    "int4": ir.DataType.INT4,
 }
 
 

@@ -15,8 +15,10 @@ from trtspec.graph.layers import gated_mlp, linear, reshape, rms_norm, rope_tabl
 from trtspec.tensors import WeightRef
 
 
-def target_spec(config: TargetConfig, cache_rows: int, dtype: str) -> tensors.GraphSpec:
-    """The declared inputs and outputs of this target's body."""
+def target_spec(
+    config: TargetConfig, cache_rows: int, dtype: str, boundaries: tuple[int, ...] = ()
+) -> tensors.GraphSpec:
+    """The declared inputs and outputs of this target's body; `boundaries` as for `target_graph`."""
     return tensors.target_spec(
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
@@ -24,6 +26,7 @@ def target_spec(config: TargetConfig, cache_rows: int, dtype: str) -> tensors.Gr
         head_dim=config.head_dim,
         cache_rows=cache_rows,
         dtype=dtype,
+        num_taps=len(boundaries),
     )
 
 
@@ -35,23 +38,35 @@ def lm_head_spec(config: TargetConfig, dtype: str, *, weight_as_input: bool) -> 
 
 
 def target_graph(
-    config: TargetConfig, weights: Mapping[str, WeightRef], directory: Path, *, cache_rows: int, dtype: str
+    config: TargetConfig,
+    weights: Mapping[str, WeightRef],
+    directory: Path,
+    *,
+    cache_rows: int,
+    dtype: str,
+    boundaries: tuple[int, ...] = (),
 ) -> ir.Model:
     """Embeddings in, hidden states after the final norm out; see `tensors.target_spec`.
 
     Args:
         weights: by checkpoint name; files relative to `directory`.
         cache_rows: rows of the KV cache per slot, and of the rotary tables.
+        boundaries: b stands for the residual stream after b layers, before any final norm (0: the embeddings); the
+            second output is these streams in the order given, side by side.
     """
-    builder = GraphBuilder(target_spec(config, cache_rows, dtype), weights, directory)
+    builder = GraphBuilder(target_spec(config, cache_rows, dtype, boundaries), weights, directory)
     cos, sin = rope_tables(builder, config.rope, config.head_dim, cache_rows, dtype)
     step = step_inputs(builder, cos, sin)
     x = reshape(builder, "/model/rows", builder.inputs[tensors.INPUTS_EMBEDS], (-1, config.hidden_size))
+    residuals = [x]
     for layer in range(config.num_layers):
-        x = _decoder_layer(builder, x, layer, config, step)
-    x = rms_norm(builder, "/model/norm", x, builder.weight(FINAL_NORM), config.rms_norm_eps)
+        residuals.append(_decoder_layer(builder, residuals[-1], layer, config, step))
+    x = rms_norm(builder, "/model/norm", residuals[-1], builder.weight(FINAL_NORM), config.rms_norm_eps)
     shape = builder.op("Shape", "/hidden_shape", builder.inputs[tensors.INPUTS_EMBEDS])
     builder.output(tensors.HIDDEN_STATES, builder.op("Reshape", "/model/hidden_states", x, shape))
+    if boundaries:
+        taps = [builder.op("Reshape", f"/model/boundaries.{b}", residuals[b], shape) for b in boundaries]
+        builder.output(tensors.AUX_HIDDEN_STATES, builder.op("Concat", "/model/boundaries", *taps, axis=-1))
     return builder.model()
 
 

@@ -1,0 +1,132 @@
+"""From an engine directory to training data, and from a trained head to a draft head that is read and drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from graph.head_oracle import HeadOracle
+from train import toy_data
+
+import trtspec
+from trtspec.checkpoint.draft_head import open_draft_head
+from trtspec.checkpoint.target import TargetConfig
+from trtspec.errors import PromptError, UserError
+from trtspec.train import collect
+from trtspec.train.export import export_head
+from trtspec.train.fit import TrainConfig, Trainer
+from trtspec.train.head import EagleHead, causal_mask, rotary_tables
+from trtspec.train.store import TrainingData, shard_files
+from trtspec.train.tables import head_sizes, target_tables
+
+PROMPTS = ["one two three", "a longer prompt than the first", "x"]
+
+
+def test_answers_are_the_targets_and_so_are_the_hidden_states(tiny_dir: Path, tmp_path: Path) -> None:
+    with trtspec.Session.open(tiny_dir) as session:
+        collect.collect_answers(session, PROMPTS, tmp_path, max_new_tokens=9)
+        data = TrainingData(shard_files(tmp_path))
+        plain = trtspec.SpeculationConfig(method="none")
+        completions = session.generate(PROMPTS, trtspec.SamplingParams(9), plain)
+        for prompt, completion, example in zip(PROMPTS, completions, data._examples, strict=True):
+            ids = [*session.encode(prompt), *completion.token_ids]
+            assert example.tokens.tolist() == ids[:-1]
+            assert example.prompt_length == completion.prompt_tokens
+            assert torch.equal(example.hidden, session.features(ids[:-1]).half())
+            last = session.next_logits(ids[:-1])
+            assert int(last.argmax()) == ids[-1]
+
+
+def test_a_collection_goes_on_where_it_stopped(tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "PER_SHARD", 2)
+    with trtspec.Session.open(tiny_dir) as session:
+        collect.collect_answers(session, PROMPTS, tmp_path / "whole", max_new_tokens=5)
+        collect.collect_answers(session, PROMPTS[:2], tmp_path / "parts", max_new_tokens=5)
+        seen: list[tuple[int, int]] = []
+        collect.collect_answers(
+            session, PROMPTS, tmp_path / "parts", max_new_tokens=5, progress=lambda done, of: seen.append((done, of))
+        )
+    assert seen == [(3, 3)]
+    whole, parts = (TrainingData(shard_files(tmp_path / name))._examples for name in ("whole", "parts"))
+    assert [example.tokens.tolist() for example in whole] == [example.tokens.tolist() for example in parts]
+
+
+def test_given_texts_are_taken_as_they_are(tiny_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello there"}]
+    lines = [{"messages": messages}, {"prompt": "one two", "answer": " three four"}]
+    file.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+    with trtspec.Session.open(tiny_dir) as session:
+        collect.collect_texts(session, file, tmp_path / "data")
+        first, second = TrainingData(shard_files(tmp_path / "data"))._examples
+        assert first.prompt_length == len(session.encode(messages[:1]))
+        expected = [*session.encode("one two"), *session.tokenizer.encode(" three four")]
+        assert second.tokens.tolist() == expected[:-1]
+        for line in ("{", "[]", '{"prompt": "x"}', '{"messages": []}', '{"prompt": "x", "answer": ""}'):
+            file.write_text(line, encoding="utf-8")
+            with pytest.raises(PromptError, match=r"texts.jsonl line 1"):
+                collect.collect_texts(session, file, tmp_path / "other")
+
+
+def test_an_exported_head_is_read_and_computes_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    head = EagleHead(toy_data.SIZES)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1).copy_(parameter.half().float())
+    token_ids = torch.arange(0, toy_data.VOCAB, 2)
+    export_head(head, tmp_path / "head", vocab_size=toy_data.VOCAB, token_ids=token_ids, max_positions=64)
+    target = TargetConfig.from_hf(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": toy_data.SIZES.hidden_size,
+            "intermediate_size": 24,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "vocab_size": toy_data.VOCAB,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 64,
+            "eos_token_id": 1,
+        },
+        {},
+    )
+    read = open_draft_head(tmp_path / "head", target)
+    assert read.config.token_ids == tuple(token_ids.tolist())
+    assert read.warnings == ()
+    tables = toy_data.tables()
+    oracle = HeadOracle(tmp_path / "head", tables.embedding, tables.full_lm_head)
+    tokens, hidden = torch.randint(0, toy_data.VOCAB, (7,)), torch.randn(7, toy_data.SIZES.hidden_size)
+    mask = causal_mask(7, hidden.device)
+    embeds = tables.embedding[tokens]
+    found, _ = head(embeds[None], hidden[None], rotary_tables(head.sizes, 7), [], mask)
+    expected = oracle.forward(embeds.double(), hidden.double(), torch.arange(7), mask == 0)
+    torch.testing.assert_close(found[0], expected.feedback.float(), rtol=1e-4, atol=1e-5)
+    assert oracle.token_ids() == token_ids.tolist()
+    with pytest.raises(UserError, match="not empty"):
+        export_head(head, tmp_path / "head", vocab_size=toy_data.VOCAB, token_ids=token_ids, max_positions=64)
+
+
+def test_a_trained_head_drafts(tiny_dir: Path, tiny_hf_dir: Path, tmp_path: Path) -> None:
+    prompts = [f"prompt number {n}" for n in range(12)]
+    with trtspec.Session.open(tiny_dir) as session:
+        collect.collect_answers(session, prompts, tmp_path / "data", max_new_tokens=24)
+        expected = session.generate(prompts, trtspec.SamplingParams(24), trtspec.SpeculationConfig(method="none"))
+    data = TrainingData(shard_files(tmp_path / "data"))
+    target = trtspec.EngineDir.load(tiny_dir)
+    tables = target_tables(target, data, 256, torch.device("cpu"))
+    config = TrainConfig(epochs=30, held_out=2, rows_per_step=128, rows_per_pass=128, precision="float32")
+    trainer = Trainer(head_sizes(target, None, 10000.0), config, data, tables, tmp_path / "run")
+    trainer.run()
+    vocab = target.target.config["vocab_size"]
+    export_head(trainer.head, tmp_path / "head", vocab_size=vocab, token_ids=tables.token_ids, max_positions=512)
+    trtspec.build(tiny_hf_dir, tmp_path / "engines", eagle=tmp_path / "head")
+    with trtspec.Session.open(tmp_path / "engines") as session:
+        found = session.generate(prompts, trtspec.SamplingParams(24), trtspec.SpeculationConfig(method="eagle"))
+    assert [item.token_ids for item in found] == [item.token_ids for item in expected]
+    accepted = sum(item.stats.accepted_tokens for item in found)
+    # Learned by heart: the sequences are those it was trained on, all but two.
+    assert accepted > 0.5 * sum(item.stats.steps for item in found)

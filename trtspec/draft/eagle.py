@@ -1,0 +1,127 @@
+"""EAGLE drafting: a small head reads the target's hidden states and goes on from its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from trtspec.config import HEAD_CHUNK, HEAD_WIDTH
+from trtspec.draft.expansion import Draft, expand_chains, expand_trees
+from trtspec.draft.head_state import HeadState
+from trtspec.draft.hidden_rows import join_rows, view_rows, zeros
+from trtspec.draft.tree import EMPTY, DraftTree
+from trtspec.engine.draft_head import DraftHeadRunner, HeadOutput
+from trtspec.engine.kv_cache import KVCache
+from trtspec.engine.target import Rows
+from trtspec.sequence import Sequence
+
+
+class EagleDrafter:
+    """Drafts for the sequences of a batch in common passes of the head.
+
+    First the head is *refreshed*: it runs over the rows committed since it was last asked, with the target's own
+    features. Then it *expands* from what it feeds back; the next refresh overwrites the KV of those rows. Sequences
+    that take no part in a pass have rows in it, too, whose KV lands behind their refreshed rows.
+    """
+
+    def __init__(self, head: DraftHeadRunner, cache: KVCache) -> None:
+        """`cache` is the head's own; its slots are the target's."""
+        self.head = head
+        self._cache = cache
+        self._cache_rows = cache.block.shape[3]
+
+    def start(self) -> HeadState:
+        """The state of a new sequence."""
+        # A refresh and an expansion may begin behind its last row.
+        return HeadState(min(self.head.config.max_position_embeddings, self._cache_rows - HEAD_CHUNK))
+
+    def move(self, state: HeadState, source: int, destination: int) -> None:
+        """Take a sequence's KV to another slot."""
+        self._cache.move(source, destination, state.refreshed)
+
+    def draft(self, sequences: Seq[Sequence], states: Seq[HeadState | None], rooms: Seq[int]) -> list[DraftTree]:
+        """A draft for each sequence; empty where there is no room for one, or the head has stopped.
+
+        Args:
+            sequences: those in slots 0, 1, ...
+            states: None for a sequence that the head doesn't draft for.
+            rooms: draft tokens at most.
+        """
+        trees = [EMPTY] * len(sequences)
+        drafts = [
+            self._plan(slot, sequence, state, room)
+            for slot, (sequence, state, room) in enumerate(zip(sequences, states, rooms, strict=True))
+            if state is not None and not state.stopped and room
+        ]
+        if not drafts:
+            return trees
+        last = self._refresh(drafts, states)
+        expand = expand_chains if all(draft.top_k == 1 for draft in drafts) else expand_trees
+        found = expand(self.head, self._cache.view(0, len(states)), drafts, _refreshed(states), last)
+        for draft, tree in zip(drafts, found, strict=True):
+            trees[draft.slot] = tree
+        return trees
+
+    def _plan(self, slot: int, sequence: Sequence, state: HeadState, room: int) -> Draft:
+        """What the options ask for, as far as room, positions and cache rows go."""
+        options, rows = sequence.speculation, state.refreshed + state.queued
+        top_k = min(options.eagle_topk, self.head.config.draft_vocab_size)
+        size = min(options.eagle_tokens if top_k == 1 else options.tree_nodes, room)
+        # No node lies deeper than there are nodes: a tree holds all ancestors of its nodes.
+        growths = size - 1 if top_k == 1 else min(options.eagle_depth, size - 1)
+        growths = min(growths, state.max_rows - rows, (self._cache_rows - HEAD_WIDTH - rows) // top_k + 1)
+        return Draft(slot, sequence, state, top_k, growths, size)
+
+    def _refresh(self, drafts: Seq[Draft], states: Seq[HeadState | None]) -> HeadOutput:
+        """Run the head over all queued rows; returns the output of each draft's last row, `[drafts, hidden]`.
+
+        Long queues are worked off alone, so that one sequence's prompt doesn't widen the pass of all.
+        """
+        for draft in drafts:
+            while (queued := draft.state.queued) > HEAD_WIDTH:
+                alone = [draft._replace(slot=0)]
+                self._refresh_pass(alone, [min(queued - 1, HEAD_CHUNK)], [draft.state], draft.slot)
+        return self._refresh_pass(drafts, [draft.state.queued for draft in drafts], states, 0)
+
+    def _refresh_pass(
+        self, drafts: Seq[Draft], counts: Seq[int], states: Seq[HeadState | None], first_slot: int
+    ) -> HeadOutput:
+        """Run the head over the first `counts` queued rows of each draft.
+
+        Args:
+            drafts: their slots count from `first_slot`.
+            states: of all slots in the pass.
+        """
+        starts, buckets = _refreshed(states), self.head.buckets
+        width = buckets.width(max(counts))
+        tokens = np.zeros((len(states), width), dtype=np.int32)
+        features = []
+        for draft, count in zip(drafts, counts, strict=True):
+            first = draft.state.refreshed + 1
+            tokens[draft.slot, :count] = draft.sequence.tokens[first : first + count]
+            features.append(draft.state.take(count))
+        positions = starts[:, None] + np.arange(width)
+        mask = np.arange(buckets.live(int(starts.max()) + width)) <= positions[:, None, :, None]
+        hidden = _spread(self.head.first_hidden(join_rows(features)), drafts, counts, tokens.shape)
+        rows = Rows(*map(torch.from_numpy, (tokens, positions, starts, mask)))
+        output = self.head.forward(rows, hidden, self._cache.view(first_slot, len(states)))
+        ends = [draft.slot * width + count - 1 for draft, count in zip(drafts, counts, strict=True)]
+        return HeadOutput(view_rows(output.feedback, ends), view_rows(output.logit_hidden, ends))
+
+
+def _refreshed(states: Seq[HeadState | None]) -> np.ndarray:
+    """Rows in the head's KV cache, int64 `[slots]`."""
+    return np.array([state.refreshed if state else 0 for state in states], dtype=np.int64)
+
+
+def _spread(rows: torch.Tensor, drafts: Seq[Draft], counts: Seq[int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Rows `[sum of counts, hidden]` at the front of their slots, zeros behind: `[slots, width, hidden]`."""
+    slots, width = shape
+    if len(rows) == slots * width:
+        return rows.view(slots, width, -1)
+    hidden = zeros((slots, width, rows.shape[1]), rows)
+    for draft, part in zip(drafts, rows.split(list(counts)), strict=True):
+        hidden[draft.slot, : len(part)] = part
+    return hidden

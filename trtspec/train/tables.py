@@ -1,0 +1,51 @@
+"""What a head in training shares with its target, from the target's engine directory."""
+
+from __future__ import annotations
+
+import torch
+
+from trtspec.checkpoint.target import TargetConfig
+from trtspec.engine.target import map_weight
+from trtspec.engine_dir import EngineDir
+from trtspec.errors import ConfigError
+from trtspec.train.fit import TargetTables
+from trtspec.train.head import HeadSizes
+from trtspec.train.store import TrainingData
+
+
+def target_tables(engine_dir: EngineDir, data: TrainingData, draft_vocab: int, device: torch.device) -> TargetTables:
+    """The target's tables, and the tokens that the head is to propose: the answers' most frequent ones.
+
+    Ties, and the places that the data does not fill, go to the lower ids.
+
+    Raises:
+        ConfigError: the data was collected with another target.
+    """
+    config = TargetConfig.from_json(engine_dir.target.config)
+    if data.hidden_size != config.hidden_size:
+        raise ConfigError(
+            f"the training data has hidden states of {data.hidden_size}, the target of {config.hidden_size}; collect "
+            "it with this target"
+        )
+    counts = data.token_counts(config.vocab_size)
+    # A stable sort keeps equal counts in the order of their ids.
+    chosen = torch.argsort(counts, descending=True, stable=True)[:draft_vocab]
+    token_ids = chosen.sort().values.to(device)
+    embedding = map_weight(engine_dir.path, engine_dir.embedding).to(device).float()
+    tied = engine_dir.lm_head == engine_dir.embedding
+    full = embedding if tied else map_weight(engine_dir.path, engine_dir.lm_head).to(device).float()
+    return TargetTables(embedding, full[token_ids].contiguous(), token_ids, full)
+
+
+def head_sizes(engine_dir: EngineDir, intermediate_size: int | None, rope_theta: float) -> HeadSizes:
+    """A head shaped like one layer of the target."""
+    config = TargetConfig.from_json(engine_dir.target.config)
+    return HeadSizes(
+        hidden_size=config.hidden_size,
+        intermediate_size=intermediate_size or config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=rope_theta,
+    )
