@@ -3,7 +3,7 @@
 A CPU with bfloat16 matrix units, or a GPU, answers several times as many prompts a second this way as an engine of
 few slots. The target is written out in plain PyTorch: Llama layers without biases or norms in the attention.
 
-    trtspec build demo --output demo-plain --no-eagle
+    trtspec build demo --output demo-plain --no-eagle --runtime onnxruntime
     python build_scripts/bulk_answers.py demo-plain --output data --generated-prompts 20000
 
 Goes on where it was interrupted when the same command is given again.
@@ -24,12 +24,12 @@ from tqdm import tqdm
 from trtspec.checkpoint.target import EMBEDDING, FINAL_NORM, LM_HEAD, TargetConfig
 from trtspec.cli.main import main as run_command
 from trtspec.cli.options import DirectoryPath
-from trtspec.engine_dir import TOKENIZER_DIR, WEIGHTS_DIR, EngineDir
+from trtspec.engine_dir import TOKENIZER_DIR, WEIGHTS_DIR, EngineDir, is_draft_part
 from trtspec.errors import ConfigError
 from trtspec.prompt import prompt_ids
 from trtspec.tokenizer import Tokenizer
 from trtspec.train.prompts import generate_prompts
-from trtspec.train.store import Example, shard_files, write_shard
+from trtspec.train.store import Example, begin_collection, write_shard
 
 PREFILL_ROWS = 2048
 SORTED_BATCHES = 16
@@ -37,6 +37,7 @@ SORTED_BATCHES = 16
 COMPACT_BELOW = 0.85
 """Finished sequences leave the batch when fewer than this part is unfinished."""
 
+COUNT = click.IntRange(min=1)
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -47,9 +48,13 @@ class PlainTarget:
         self.config = config = TargetConfig.from_json(engine_dir.target.config)
         if config.qkv_bias or config.qk_norm or config.mlp_bias or config.output_bias:
             raise ConfigError(f"{config.architecture} has biases or head norms; collect with train_eagle.py collect")
+        if "onnxruntime" not in engine_dir.runtimes:
+            raise ConfigError(f"{engine_dir.path} keeps no weights of its own; build it with --runtime onnxruntime")
         self.device = device
         self.weights: dict[str, torch.Tensor] = {}
         for file in sorted((engine_dir.path / WEIGHTS_DIR).glob("*.safetensors")):
+            if is_draft_part(f"{WEIGHTS_DIR}/{file.name}"):
+                continue
             with safe_open(file, "pt") as stored:
                 for name in stored.keys():  # noqa: SIM118 (no mapping)
                     self.weights[name] = stored.get_tensor(name).to(device, torch.bfloat16)
@@ -223,10 +228,10 @@ def plan_batches(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
 @click.command(help=__doc__)
 @click.argument("engine_dir", type=DirectoryPath())
 @click.option("--output", required=True, type=DirectoryPath(), help="Directory for the shards, one per batch.")
-@click.option("--generated-prompts", type=int, required=True, help="Prompts of trtspec's own making to answer.")
-@click.option("--batch-size", default=320, show_default=True)
-@click.option("--max-prompt", default=320, show_default=True, help="Tokens; longer prompts are left out.")
-@click.option("--max-new-tokens", default=160, show_default=True, help="Tokens of an answer at most.")
+@click.option("--generated-prompts", type=COUNT, required=True, help="Prompts of trtspec's own making to answer.")
+@click.option("--batch-size", type=COUNT, default=320, show_default=True)
+@click.option("--max-prompt", type=COUNT, default=320, show_default=True, help="Tokens; longer prompts are left out.")
+@click.option("--max-new-tokens", type=COUNT, default=160, show_default=True, help="Tokens of an answer at most.")
 @click.option("--seed", default=0, show_default=True, help="Of the generated prompts.")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 def main(
@@ -247,9 +252,9 @@ def main(
         for prompt in generate_prompts(generated_prompts, seed)
     ]
     batches = plan_batches([prompt for prompt in prompts if len(prompt) <= max_prompt], batch_size)
-    done = len(shard_files(output))
-    for batch in tqdm(batches[done:], initial=done, total=len(batches), disable=None, unit="batch"):
-        write_shard(output, answer(target, batch, max_new_tokens))
+    done = begin_collection(output, {"bulk": batches, "max_new_tokens": max_new_tokens})
+    for number in tqdm(range(done, len(batches)), initial=done, total=len(batches), disable=None, unit="batch"):
+        write_shard(output, number, answer(target, batches[number], max_new_tokens))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from trtspec.cli.main import main as run_command
 from trtspec.cli.options import DirectoryPath
 from trtspec.cli.run import read_prompts
 from trtspec.engine_dir import EngineDir
+from trtspec.errors import ConfigError
 from trtspec.session import Session
 from trtspec.staging import check_output
 from trtspec.train.collect import collect_answers, collect_texts
@@ -28,9 +29,10 @@ from trtspec.train.export import export_head
 from trtspec.train.fit import TrainConfig, Trainer
 from trtspec.train.prompts import generate_prompts
 from trtspec.train.store import TrainingData, shard_files
-from trtspec.train.tables import head_sizes, target_tables
+from trtspec.train.tables import head_sizes, target_tables, token_ranking
 
 DEFAULTS = TrainConfig()
+COUNT = click.IntRange(min=1)
 
 
 @click.group(help=__doc__)
@@ -41,10 +43,10 @@ def main() -> None:
 @main.command()
 @click.argument("engine_dir", type=DirectoryPath())
 @click.option("--output", required=True, type=DirectoryPath(), help="Directory for the shards.")
-@click.option("--generated-prompts", type=int, help="Answer this many prompts of trtspec's own making.")
+@click.option("--generated-prompts", type=COUNT, help="Answer this many prompts of trtspec's own making.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="Answer the prompts of a file, as `trtspec run`.")
 @click.option("--texts", type=click.Path(path_type=Path), help="Take given conversations (.jsonl) as they are.")
-@click.option("--max-new-tokens", default=160, show_default=True, help="Tokens of an answer at most.")
+@click.option("--max-new-tokens", type=COUNT, default=160, show_default=True, help="Tokens of an answer at most.")
 @click.option("--seed", default=0, show_default=True, help="Of the generated prompts.")
 def collect(
     engine_dir: Path,
@@ -60,15 +62,18 @@ def collect(
         raise click.UsageError("give one of --generated-prompts, --prompt-file and --texts")
     with Session.open(engine_dir) as session, tqdm(disable=None, unit="sequence") as bar:
         if texts is not None:
-            collect_texts(session, texts, output, progress=lambda done: _advance(bar, done))
+            collect_texts(session, texts, output, progress=lambda done, total: _advance(bar, done, total))
             return
         if prompt_file is not None:
             prompts = [_chat(prompt) if isinstance(prompt, str) else prompt for prompt in read_prompts(prompt_file)]
         else:
             prompts = [_chat(prompt.text) for prompt in generate_prompts(generated_prompts or 0, seed)]
-        bar.total = len(prompts)
         collect_answers(
-            session, prompts, output, max_new_tokens=max_new_tokens, progress=lambda done, _: _advance(bar, done)
+            session,
+            prompts,
+            output,
+            max_new_tokens=max_new_tokens,
+            progress=lambda done, total: _advance(bar, done, total),
         )
 
 
@@ -77,11 +82,15 @@ def collect(
 @click.option("--data", required=True, type=DirectoryPath(), help="The shards that `collect` wrote.")
 @click.option("--run", "run_directory", required=True, type=DirectoryPath(), help="Checkpoint and log.")
 @click.option("--output", required=True, type=DirectoryPath(), help="The head's directory.")
-@click.option("--epochs", default=DEFAULTS.epochs, show_default=True, help="Times that all data is seen.")
-@click.option("--draft-vocab", default=8192, show_default=True, help="Most frequent tokens that the head proposes.")
-@click.option("--intermediate-size", type=int, help="Width of the head's MLP.  [default: the target's]")
+@click.option("--epochs", type=COUNT, default=DEFAULTS.epochs, show_default=True, help="Times that all data is seen.")
+@click.option(
+    "--loss-vocab", type=COUNT, default=8192, show_default=True, help="Most frequent tokens that the loss looks at."
+)
+@click.option("--intermediate-size", type=COUNT, help="Width of the head's MLP.  [default: the target's]")
 @click.option("--rope-theta", default=10000.0, show_default=True, help="Base of the head's rotary embedding.")
-@click.option("--unrolled", default=DEFAULTS.unrolled, show_default=True, help="Draft steps that are trained.")
+@click.option(
+    "--unrolled", type=COUNT, default=DEFAULTS.unrolled, show_default=True, help="Draft steps that are trained."
+)
 @click.option("--seed", default=DEFAULTS.seed, show_default=True)
 @click.option("--precision", type=click.Choice(["bfloat16", "float32"]), default=DEFAULTS.precision, show_default=True)
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
@@ -91,7 +100,7 @@ def train(
     run_directory: Path,
     output: Path,
     epochs: int,
-    draft_vocab: int,
+    loss_vocab: int,
     intermediate_size: int | None,
     rope_theta: float,
     unrolled: int,
@@ -101,16 +110,19 @@ def train(
 ) -> None:
     """Fit a head to collected data and write it in the official format."""
     check_output(output, force=False)
+    if output.resolve() == run_directory.resolve() or run_directory.resolve() in output.resolve().parents:
+        raise ConfigError(f"--output {output} lies in --run {run_directory}; choose another directory")
     target = EngineDir.load(engine_dir)
     config = dataclasses.replace(DEFAULTS, epochs=epochs, unrolled=unrolled, seed=seed, precision=precision)
     examples = TrainingData(shard_files(data))
-    tables = target_tables(target, examples, draft_vocab, torch.device(device))
+    tables = target_tables(target, examples, loss_vocab, _device(device))
     sizes = head_sizes(target, intermediate_size, rope_theta)
     trainer = Trainer(sizes, config, examples, tables, run_directory)
     with tqdm(total=trainer.total_passes, initial=trainer.done, disable=None, unit="pass") as bar:
-        trainer.run(lambda done, _, loss: (_advance(bar, done), bar.set_postfix(loss=f"{loss:.3f}")))
+        trainer.run(lambda done, _, loss: (_advance(bar, done, _), bar.set_postfix(loss=f"{loss:.3f}")))
     vocab_size, positions = target.target.config["vocab_size"], target.target.config["max_position_embeddings"]
-    export_head(trainer.head, output, vocab_size=vocab_size, token_ids=tables.token_ids, max_positions=positions)
+    ranking = token_ranking(examples, target)
+    export_head(trainer.head, output, vocab_size=vocab_size, max_positions=positions, ranking=ranking)
     accepted = trainer.acceptance()
     click.echo(f"{output}: held-out acceptance by position {', '.join(f'{value:.3f}' for value in accepted)}")
 
@@ -119,8 +131,18 @@ def _chat(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def _advance(bar: tqdm, done: int) -> None:  # type: ignore[type-arg]
+def _advance(bar: tqdm, done: int, total: int) -> None:  # type: ignore[type-arg]
+    bar.total = total
     bar.update(done - bar.n)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name} can't be used ({str(error).splitlines()[0]}); choose cpu") from None
+    return device
 
 
 if __name__ == "__main__":

@@ -166,3 +166,9 @@ def test_jsonl_files_that_are_refused(tmp_path: Path, tokenizer: Tokenizer, line
 def test_halves_of_characters_do_no_harm(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpus = write(tmp_path / "corpus.jsonl", '{"prompt": "w3 \\ud83d w4"}')
     assert count_tokens(corpus, tokenizer)[4] == 1
+
+
+def test_a_heads_ranking_comes_before_the_order_of_ids() -> None:
+    assert choose_ids(DraftVocab(3), ALL, VOCAB, (2,), ranking=(40, 7)) == (0, 2, 7, 40)
+    assert choose_ids(DraftVocab(1), ALL, VOCAB, (2,), ranking=(40, 7)) == (2, 40)
+    assert choose_ids(DraftVocab(2), (5, 6, 7), VOCAB, (2,), ranking=(40, 7)) == (5, 7)

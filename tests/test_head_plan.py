@@ -118,8 +118,6 @@ def test_packaged_head_of_the_demo_target(made: Heads, tmp_path: Path, monkeypat
     assert planned(demo, use_eagle=False) is None
     assert planned(demo, eagle=made.head("e3")).name == "e3"
     assert planned(plan.checkpoint) is None
-    monkeypatch.setattr(head_plan, "packaged_head", lambda: None)
-    assert planned(demo) is None
 
 
 @pytest.mark.parametrize(

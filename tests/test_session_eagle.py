@@ -178,9 +178,12 @@ def test_features_are_the_targets(opened: Opened, huggingface: Any, prompt: list
 def test_methods_and_default(opened: Opened) -> None:
     session = opened.session
     assert session.methods == ("none", "ngram", "eagle")
+    # An EAGLE-1 head drafts with the target's LM head: too dear on the CPU to be the default.
+    own_lm_head = opened.graphs.config.kind == "eagle3"
+    assert session.default_method == ("eagle" if own_lm_head else "ngram")
     [completion] = session.generate([PROMPTS[0]], SAMPLING)
-    assert completion.stats.by_source["eagle"].draft_tokens > 0
-    assert completion.metrics["stage_ms"]["eagle"] > 0
+    assert (completion.stats.by_source["eagle"].draft_tokens > 0) == own_lm_head
+    assert (completion.metrics["stage_ms"]["eagle"] > 0) == own_lm_head
     [ngram] = session.generate([PROMPTS[0]], SAMPLING, trtspec.SpeculationConfig(method="ngram"))
     assert ngram.metrics["stage_ms"]["eagle"] == ngram.stats.by_source["eagle"].drafts == 0
 

@@ -11,7 +11,7 @@ from typing import Any
 from trtspec.errors import ConfigError
 
 METHODS = ("none", "ngram", "eagle")
-"""Drafting methods; a later one is the better default where it is supported."""
+"""Drafting methods."""
 HEAD_METHODS = ("eagle",)
 """Those that need a draft head."""
 OCCURRENCES = ("earliest", "latest")
@@ -54,7 +54,7 @@ class SpeculationConfig:
     """How draft tokens are made."""
 
     method: str | None = None
-    """One of METHODS; None takes the best one that the engine directory supports."""
+    """One of METHODS; None takes `Session.default_method`."""
     ngram_min: int = 2
     """Shortest match of the last tokens that gives a draft."""
     ngram_max: int = 5

@@ -54,17 +54,20 @@ def choose_ids(
     vocab_size: int,
     eos_token_ids: Iterable[int],
     tokenizer: Tokenizer | None = None,
+    ranking: Sequence[int] = (),
 ) -> tuple[int, ...]:
     """The token ids of a draft vocabulary, ascending.
 
     Ids of a BPE tokenizer are in the order in which its training found them, so the lowest are the most frequent. With
     a corpus, the ids that are most frequent in it are taken, the lower of two equally frequent ones, and the lowest of
-    the rest where they don't suffice. The end-of-sequence ids come on top of the size.
+    the rest where they don't suffice; without one, those of the head's own ranking, where it has one, come before the
+    lowest of the rest. The end-of-sequence ids come on top of the size.
 
     Args:
         candidates: the ids that may be taken: the target's, or those of the rows that the head's own LM head has.
         vocab_size: the target's.
         tokenizer: the target's; needed with a corpus.
+        ranking: ids in the order of their frequency in the head's training data.
 
     Raises:
         ConfigError: a file can't be read or used.
@@ -72,7 +75,7 @@ def choose_ids(
     if vocab.ids_file is not None:
         return tuple(sorted(read_ids(vocab.ids_file, candidates, vocab_size)))
     assert vocab.size is not None
-    counts: Counter[int] = Counter()
+    counts = Counter({token: len(ranking) - place for place, token in enumerate(ranking)})
     if vocab.corpus is not None:
         assert tokenizer is not None
         counts = count_tokens(vocab.corpus, tokenizer)

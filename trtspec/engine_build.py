@@ -159,8 +159,8 @@ def build(
         compute_capabilities: GPUs that tensorrt-rtx compiles for, such as 89; empty: 8.0 and newer.
         use_eagle: False leaves the demo target's own head out.
         eagle_options: wiring decisions that the head's files don't settle, by key of checkpoint.draft_head.OPTIONS.
-        draft_vocab: tokens that the head may draft: their number N (the lowest ids), a file of ids, or "N:FILE" with a
-            text or .jsonl file whose most frequent tokens are taken; None: those that the head has.
+        draft_vocab: tokens that the head may draft: their number N (see draft_vocab.choose_ids), a file of ids, or
+            "N:FILE" with a text or .jsonl file whose most frequent tokens are taken; None: those that the head has.
         draft_lm_head: "target" for full-precision rows, "int4" for a copy with 4-bit weights; None: "target".
         force: replace a non-empty `output`.
         progress: called with a stage and the fraction of it that is done.

@@ -17,6 +17,9 @@ MANIFEST = "engine.json"
 FORMAT_VERSION = 1
 TOKENIZER_DIR = "tokenizer"
 WEIGHTS_DIR = "weights"
+# The target's weights lie in WEIGHTS_DIR under the names of its own files, which may be the head's, too.
+HEAD_DIR = f"{WEIGHTS_DIR}/draft_head"
+DRAFT_LM_HEAD_FILE = f"{WEIGHTS_DIR}/draft_lm_head.safetensors"
 # Files up to this size are hashed whole on opening; of larger ones, samples (`trtspec inspect --verify` reads all).
 WHOLE_HASH_BYTES = 1 << 30
 DRAFT_LM_HEADS = ("target", "own", "reduced", "int4")
@@ -146,6 +149,11 @@ class EngineDir:
             draft_head=None if self.draft_head is None else _draft_head_json(self.draft_head),
         )
         return {"format_version": FORMAT_VERSION, **data}
+
+
+def is_draft_part(name: str) -> bool:
+    """Whether a file of WEIGHTS_DIR belongs to the draft head rather than to the target."""
+    return name.startswith(f"{HEAD_DIR}/") or name == DRAFT_LM_HEAD_FILE
 
 
 _REBUILD = "build it again with trtspec build"

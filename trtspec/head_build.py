@@ -16,7 +16,7 @@ from trtspec.checkpoint.shards import TensorInfo
 from trtspec.checkpoint.writer import write_safetensors
 from trtspec.config import HEAD_CHUNK, HEAD_WIDTH, Limits
 from trtspec.engine.tensorrt_build import lm_head_profiles, target_profiles
-from trtspec.engine_dir import WEIGHTS_DIR, DraftHeadRecord
+from trtspec.engine_dir import DRAFT_LM_HEAD_FILE, HEAD_DIR, DraftHeadRecord
 from trtspec.errors import CheckpointError
 from trtspec.graph.draft_head import draft_head_graph, draft_head_spec, fuse_graph, fuse_spec
 from trtspec.graph.draft_lm_head import draft_lm_head_graph, draft_lm_head_spec, int4_draft_lm_head_graph
@@ -24,9 +24,6 @@ from trtspec.head_plan import HeadPlan, Table
 from trtspec.runtime_build import Part
 from trtspec.tensors import WeightRef
 
-# The target's weights lie in WEIGHTS_DIR under the names of its own files, which may be the head's, too.
-HEAD_DIR = f"{WEIGHTS_DIR}/draft_head"
-DRAFT_LM_HEAD_FILE = f"{WEIGHTS_DIR}/draft_lm_head.safetensors"
 TOKEN_IDS = "token_ids"
 
 

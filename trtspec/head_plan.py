@@ -142,17 +142,17 @@ def plan_head(request: HeadRequest, checkpoint: Checkpoint, target: TargetConfig
         ConfigError: an option can't be used, or concerns a head and there is none.
     """
     vocab = None if request.draft_vocab is None else parse_draft_vocab(request.draft_vocab)
-    packaged = packaged_head() if checkpoint.origin == DEMO and request.use_eagle and request.eagle is None else None
-    path = request.eagle if packaged is None else packaged
+    packaged = checkpoint.origin == DEMO and request.use_eagle and request.eagle is None
+    path = packaged_head() if packaged else request.eagle
     if path is None:
         _refuse_options(request)
         return None
     head = _open(path, request.options, checkpoint, target)
-    token_ids = _choose_ids(vocab, head.config, checkpoint, target)
+    token_ids = _choose_ids(vocab, head, checkpoint, target)
     lm_head = _lm_head(head.config, token_ids, request.draft_lm_head)
     if lm_head == "int4":
         check_int4(head.config.hidden_size)
-    name, origin = (DEMO, DEMO) if packaged is not None else _name_and_origin(path)
+    name, origin = (DEMO, DEMO) if packaged else _name_and_origin(path)
     return HeadPlan(name, origin, head, dtype, lm_head, _rows(head.config, token_ids), token_ids)
 
 
@@ -188,15 +188,17 @@ def _name_and_origin(path: str | Path) -> tuple[str, str]:
 
 
 def _choose_ids(
-    vocab: DraftVocab | None, config: DraftHeadConfig, checkpoint: Checkpoint, target: TargetConfig
+    vocab: DraftVocab | None, head: DraftHead, checkpoint: Checkpoint, target: TargetConfig
 ) -> tuple[int, ...] | None:
     """The target's token ids that the head may draft; None: all, in their order."""
+    config = head.config
     if vocab is None:
         return config.token_ids if config.token_ids is None or config.own_lm_head else tuple(sorted(config.token_ids))
     own = config.token_ids if config.own_lm_head else None
+    ranking = head.ranking or config.token_ids or ()
     candidates: Sequence[int] = range(target.vocab_size) if own is None else own
     tokenizer = None if vocab.corpus is None else _tokenizer(checkpoint)
-    chosen = choose_ids(vocab, candidates, target.vocab_size, target.eos_token_ids, tokenizer)
+    chosen = choose_ids(vocab, candidates, target.vocab_size, target.eos_token_ids, tokenizer, ranking)
     # All of them: the rows stay where they are.
     return own if len(chosen) == len(candidates) else chosen
 

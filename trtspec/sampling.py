@@ -46,10 +46,15 @@ def _top_k_on_host(logits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _top_k_on_device(logits: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """One copy to the host; torch promises no order of equal values, so rows that have some are done there."""
-    values, ids = logits.topk(min(count + 1, logits.shape[1]), dim=1)
-    if bool((values[:, 1:] == values[:, :-1]).any()):
-        return _top_k_on_host(logits.cpu().numpy(), count)
+    """torch promises no order of equal values, so keys without equals are compared: the value, then the lower id."""
+    vocab = logits.shape[1]
+    # A float's bits order like integers once those of negative numbers are turned round; adding 0 makes -0 a 0.
+    bits = (logits + 0.0).view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    descending_ids = torch.arange(vocab - 1, -1, -1, device=logits.device)
+    keys = (ordered << 32) | descending_ids
+    ids = (vocab - 1) - (keys.topk(count, dim=1).values & 0xFFFFFFFF)
+    values = logits.gather(1, ids)
     best = values[:, :1]
-    log_probs = (values[:, :count] - best) - torch.logsumexp(logits - best, dim=1, keepdim=True)
-    return ids[:, :count].cpu().numpy(), log_probs.cpu().numpy()
+    log_probs = (values - best) - torch.logsumexp(logits - best, dim=1, keepdim=True)
+    return ids.cpu().numpy(), log_probs.cpu().numpy()

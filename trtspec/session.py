@@ -104,8 +104,13 @@ class Session:
             dtype=TORCH_DTYPES[engine_dir.dtype],
             device=device,
         )
-        has_head = engine_dir.draft_head is not None
-        self._eagle = EagleDrafter(*load_draft_head(engine_dir, runtime, self._target)) if has_head else None
+        self._eagle: EagleDrafter | None = None
+        if engine_dir.draft_head is not None and self.limits.max_draft_tokens:
+            try:
+                self._eagle = EagleDrafter(*load_draft_head(engine_dir, runtime, self._target))
+            except BaseException:
+                self._target.close()
+                raise
         self._scheduler = Scheduler(self._target, self._cache, self.limits, Drafters(NgramDrafter(), self._eagle))
         self._eos = frozenset(self._config.eos_token_ids)
         self._closed = False
@@ -127,10 +132,16 @@ class Session:
         chosen = choose_runtime(engine_dir, runtime, threads)
         # Hashing reads every file once; beside the loading of the engines, which reads the same files, it costs little.
         check = _Check(engine_dir)
+        session = None
         try:
             session = cls(engine_dir, chosen, Tokenizer(engine_dir.path / TOKENIZER_DIR))
         finally:
-            check.join()
+            try:
+                check.join()
+            except EngineDirError:
+                if session is not None:
+                    session.close()
+                raise
         return session
 
     def __enter__(self) -> Session:
@@ -154,8 +165,19 @@ class Session:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Drafting methods that this directory supports, the best one last."""
+        """Drafting methods that this directory supports."""
         return tuple(method for method in METHODS if self._eagle is not None or method not in HEAD_METHODS)
+
+    @property
+    def default_method(self) -> str:
+        """The method where none is asked for.
+
+        "eagle" where there is a head, except one that drafts with the target's whole LM head on the CPU, where that
+        costs a third of a decode step for each draft token; else "ngram".
+        """
+        record = self.engine_dir.draft_head
+        cheap = record is not None and (record.lm_head != "target" or self.runtime != "onnxruntime")
+        return "eagle" if "eagle" in self.methods and cheap else "ngram"
 
     def generate(
         self,
@@ -204,7 +226,7 @@ class Session:
         if not isinstance(sampling, SamplingParams) or not isinstance(speculation, SpeculationConfig):
             raise ConfigError("sampling must be a SamplingParams and speculation a SpeculationConfig")
         if speculation.method is None:
-            speculation = dataclasses.replace(speculation, method=self.methods[-1])
+            speculation = dataclasses.replace(speculation, method=self.default_method)
         if speculation.method not in self.methods:
             raise ConfigError(
                 f"method {speculation.method} needs a draft head, which {self.engine_dir.path} has not: build it with "

@@ -37,9 +37,9 @@ class Tokenizer:
         """Whether `encode_chat` works."""
         return bool(self._hf.chat_template)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of raw text, with the tokenizer's own special tokens (a BOS where the model wants one)."""
-        return list(self._hf(text, add_special_tokens=True)["input_ids"])
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of raw text, with or without the tokenizer's own special tokens (such as a BOS)."""
+        return list(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.

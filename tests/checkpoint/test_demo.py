@@ -164,9 +164,8 @@ def test_pip_fails(
     assert "\n" not in str(raised.value)
 
 
-def test_packaged_head_is_a_directory_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_head_is_there_or_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (demo.packaged_head() / "config.json").is_file()
     monkeypatch.setattr(demo.resources, "files", lambda package: tmp_path)
-    assert demo.packaged_head() is None
-    head = tmp_path / "data" / "demo_head"
-    head.mkdir(parents=True)
-    assert demo.packaged_head() == head
+    with pytest.raises(CheckpointError, match="draft head is missing"):
+        demo.packaged_head()

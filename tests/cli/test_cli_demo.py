@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from invocation import Invoke, assert_done, assert_refused, names
 
+from trtspec import config
 from trtspec import engine_build as trtspec_build
 from trtspec.cli import demo as module
 from trtspec.config import SamplingParams
@@ -35,6 +36,7 @@ def tiny_demo(tiny_hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def build_tiny(target: str, output: Path, **options: object) -> EngineDir:
         assert (target, options.pop("max_seq_len")) == ("demo", 2048)
+        assert (options.pop("draft_vocab"), options.pop("draft_lm_head")) == (8192, "int4")
         return build(tiny_hf_dir, output, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(trtspec_build, "build", build_tiny)
@@ -56,11 +58,12 @@ def test_demo_json(trtspec: Invoke, scratch: Path, demo_dir: Path, monkeypatch: 
     (found,) = result.lines
     assert set(found) == {"edit", "chat"}
     for name in ("edit", "chat"):
-        assert [row["method"] for row in found[name]["methods"]] == METHODS
+        assert [row["method"] for row in found[name]["methods"]] == list(config.METHODS)
         assert (found[name]["baseline"], found[name]["lossless"], found[name]["differences"]) == ("none", True, [])
-    plain, ngram = found["edit"]["methods"]
-    assert plain["metrics"]["acceptance_length"] == 1.0
-    assert ngram["metrics"]["acceptance_length"] > 2, "the edit copies most of its prompt"
+    lengths = {row["method"]: row["metrics"]["acceptance_length"] for row in found["edit"]["methods"]}
+    assert lengths["none"] == 1.0
+    assert lengths["ngram"] > 2, "the edit copies most of its prompt"
+    assert lengths["eagle"] > 1.2
     assert names(scratch) == []
 
 

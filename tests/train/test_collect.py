@@ -11,15 +11,16 @@ from graph.head_oracle import HeadOracle
 from train import toy_data
 
 import trtspec
-from trtspec.checkpoint.draft_head import open_draft_head
+from trtspec.checkpoint.draft_head import RANKING, open_draft_head
+from trtspec.checkpoint.draft_head.token_ids import read_ranking
 from trtspec.checkpoint.target import TargetConfig
-from trtspec.errors import PromptError, UserError
+from trtspec.errors import CheckpointError, ConfigError, PromptError, UserError
 from trtspec.train import collect
 from trtspec.train.export import export_head
 from trtspec.train.fit import TrainConfig, Trainer
 from trtspec.train.head import EagleHead, causal_mask, rotary_tables
 from trtspec.train.store import TrainingData, shard_files
-from trtspec.train.tables import head_sizes, target_tables
+from trtspec.train.tables import head_sizes, target_tables, token_ranking
 
 PROMPTS = ["one two three", "a longer prompt than the first", "x"]
 
@@ -43,11 +44,18 @@ def test_a_collection_goes_on_where_it_stopped(tiny_dir: Path, tmp_path: Path, m
     monkeypatch.setattr(collect, "PER_SHARD", 2)
     with trtspec.Session.open(tiny_dir) as session:
         collect.collect_answers(session, PROMPTS, tmp_path / "whole", max_new_tokens=5)
-        collect.collect_answers(session, PROMPTS[:2], tmp_path / "parts", max_new_tokens=5)
+
+        def stop(done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            collect.collect_answers(session, PROMPTS, tmp_path / "parts", max_new_tokens=5, progress=stop)
         seen: list[tuple[int, int]] = []
         collect.collect_answers(
             session, PROMPTS, tmp_path / "parts", max_new_tokens=5, progress=lambda done, of: seen.append((done, of))
         )
+        with pytest.raises(ConfigError, match="other prompts or settings"):
+            collect.collect_answers(session, PROMPTS[:2], tmp_path / "parts", max_new_tokens=5)
     assert seen == [(3, 3)]
     whole, parts = (TrainingData(shard_files(tmp_path / name))._examples for name in ("whole", "parts"))
     assert [example.tokens.tolist() for example in whole] == [example.tokens.tolist() for example in parts]
@@ -62,9 +70,17 @@ def test_given_texts_are_taken_as_they_are(tiny_dir: Path, tmp_path: Path) -> No
         collect.collect_texts(session, file, tmp_path / "data")
         first, second = TrainingData(shard_files(tmp_path / "data"))._examples
         assert first.prompt_length == len(session.encode(messages[:1]))
-        expected = [*session.encode("one two"), *session.tokenizer.encode(" three four")]
-        assert second.tokens.tolist() == expected[:-1]
-        for line in ("{", "[]", '{"prompt": "x"}', '{"messages": []}', '{"prompt": "x", "answer": ""}'):
+        # The end-of-sequence token comes last, and the last token is left out.
+        expected = [*session.encode("one two"), *session.tokenizer.encode(" three four", add_special_tokens=False)]
+        assert second.tokens.tolist() == expected
+        for line in (
+            "{",
+            "[]",
+            '{"prompt": "x"}',
+            '{"messages": []}',
+            '{"prompt": "x", "answer": ""}',
+            '{"prompt": "x", "answer": null}',
+        ):
             file.write_text(line, encoding="utf-8")
             with pytest.raises(PromptError, match=r"texts.jsonl line 1"):
                 collect.collect_texts(session, file, tmp_path / "other")
@@ -76,8 +92,7 @@ def test_an_exported_head_is_read_and_computes_the_same(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1).copy_(parameter.half().float())
-    token_ids = torch.arange(0, toy_data.VOCAB, 2)
-    export_head(head, tmp_path / "head", vocab_size=toy_data.VOCAB, token_ids=token_ids, max_positions=64)
+    export_head(head, tmp_path / "head", vocab_size=toy_data.VOCAB, max_positions=64, ranking=[5, 3, 39])
     target = TargetConfig.from_hf(
         {
             "architectures": ["LlamaForCausalLM"],
@@ -95,7 +110,8 @@ def test_an_exported_head_is_read_and_computes_the_same(tmp_path: Path) -> None:
         {},
     )
     read = open_draft_head(tmp_path / "head", target)
-    assert read.config.token_ids == tuple(token_ids.tolist())
+    assert read.ranking == (5, 3, 39)
+    assert read.config.token_ids is None
     assert read.warnings == ()
     tables = toy_data.tables()
     oracle = HeadOracle(tmp_path / "head", tables.embedding, tables.full_lm_head)
@@ -105,9 +121,15 @@ def test_an_exported_head_is_read_and_computes_the_same(tmp_path: Path) -> None:
     found, _ = head(embeds[None], hidden[None], rotary_tables(head.sizes, 7), [], mask)
     expected = oracle.forward(embeds.double(), hidden.double(), torch.arange(7), mask == 0)
     torch.testing.assert_close(found[0], expected.feedback.float(), rtol=1e-4, atol=1e-5)
-    assert oracle.token_ids() == token_ids.tolist()
     with pytest.raises(UserError, match="not empty"):
-        export_head(head, tmp_path / "head", vocab_size=toy_data.VOCAB, token_ids=token_ids, max_positions=64)
+        export_head(head, tmp_path / "head", vocab_size=toy_data.VOCAB, max_positions=64)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1, -1]", "[40]", "[1, 1]", "[true]", '["1"]'])
+def test_a_damaged_ranking_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / RANKING).write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=RANKING):
+        read_ranking(tmp_path, 40)
 
 
 def test_a_trained_head_drafts(tiny_dir: Path, tiny_hf_dir: Path, tmp_path: Path) -> None:
@@ -122,8 +144,10 @@ def test_a_trained_head_drafts(tiny_dir: Path, tiny_hf_dir: Path, tmp_path: Path
     trainer = Trainer(head_sizes(target, None, 10000.0), config, data, tables, tmp_path / "run")
     trainer.run()
     vocab = target.target.config["vocab_size"]
-    export_head(trainer.head, tmp_path / "head", vocab_size=vocab, token_ids=tables.token_ids, max_positions=512)
-    trtspec.build(tiny_hf_dir, tmp_path / "engines", eagle=tmp_path / "head")
+    ranking = token_ranking(data, target)
+    export_head(trainer.head, tmp_path / "head", vocab_size=vocab, max_positions=512, ranking=ranking)
+    trtspec.build(tiny_hf_dir, tmp_path / "engines", eagle=tmp_path / "head", draft_vocab=256)
+    assert trtspec.EngineDir.load(tmp_path / "engines").draft_head.lm_head == "reduced"
     with trtspec.Session.open(tmp_path / "engines") as session:
         found = session.generate(prompts, trtspec.SamplingParams(24), trtspec.SpeculationConfig(method="eagle"))
     assert [item.token_ids for item in found] == [item.token_ids for item in expected]

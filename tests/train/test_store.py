@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from train import toy_data
 
 from trtspec.errors import ConfigError
-from trtspec.train.store import TrainingData, _cut, shard_files, write_shard
+from trtspec.train.store import COLLECTION, TrainingData, _cut, begin_collection, shard_files, write_shard
 
 
 def test_shards_give_back_what_was_written(tmp_path: Path) -> None:
     examples = [toy_data.example(7, 3, 1), toy_data.example(4, 4, 2)]
-    write_shard(tmp_path, examples)
-    write_shard(tmp_path, examples[:1])
+    write_shard(tmp_path, 0, examples)
+    write_shard(tmp_path, 1, examples[:1])
     data = TrainingData(shard_files(tmp_path))
     assert len(data) == 3
     assert data.num_tokens == 18
@@ -47,7 +47,7 @@ def test_an_epoch_holds_every_sequence_once_and_the_seed_decides_the_order(tmp_p
 
 
 def test_batches_mark_the_hidden_states_from_which_the_answer_was_chosen(tmp_path: Path) -> None:
-    write_shard(tmp_path, [toy_data.example(6, 4, 1), toy_data.example(3, 1, 2)])
+    write_shard(tmp_path, 0, [toy_data.example(6, 4, 1), toy_data.example(3, 1, 2)])
     (batch,) = TrainingData(shard_files(tmp_path)).batches(100, 0)
     by_length = {
         int(hidden.abs().sum(-1).count_nonzero()): row for hidden, row in zip(batch.hidden, batch.answer, strict=True)
@@ -80,7 +80,7 @@ def test_split_is_disjoint_and_complete(tmp_path: Path) -> None:
 
 def test_token_counts_are_those_of_the_answers(tmp_path: Path) -> None:
     example = toy_data.example(6, 4, 1)
-    write_shard(tmp_path, [example])
+    write_shard(tmp_path, 0, [example])
     counts = TrainingData(shard_files(tmp_path)).token_counts(toy_data.VOCAB)
     assert counts.sum() == 2
     assert all(counts[token] for token in example.tokens[4:].long())
@@ -88,10 +88,26 @@ def test_token_counts_are_those_of_the_answers(tmp_path: Path) -> None:
         TrainingData(shard_files(tmp_path)).token_counts(1)
 
 
+def test_a_collection_goes_on_only_with_what_it_was_begun_with(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    assert begin_collection(directory, {"prompts": [1]}) == 0
+    for number in range(3):
+        write_shard(directory, number, [toy_data.example(6, 4, number)])
+    assert begin_collection(directory, {"prompts": [1]}) == 3
+    with pytest.raises(ConfigError, match="other prompts or settings"):
+        begin_collection(directory, {"prompts": [2]})
+    shard_files(directory)[1].unlink()
+    with pytest.raises(ConfigError, match=r"shard-00001.safetensors is missing"):
+        begin_collection(directory, {"prompts": [1]})
+    (directory / COLLECTION).unlink()
+    with pytest.raises(ConfigError, match=COLLECTION):
+        begin_collection(directory, {"prompts": [1]})
+
+
 def test_bad_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no training data"):
         TrainingData([])
-    write_shard(tmp_path, [toy_data.example(6, 4, 1)])
+    write_shard(tmp_path, 0, [toy_data.example(6, 4, 1)])
     file = shard_files(tmp_path)[0]
     whole = file.read_bytes()
     file.write_bytes(whole[:-5])

@@ -23,9 +23,10 @@ def example(length: int, prompt_length: int, seed: int) -> Example:
 
 def data(directory: Path, count: int = 24) -> TrainingData:
     """Sequences of 5 to 12 tokens in two shards."""
+    directory.mkdir(parents=True, exist_ok=True)
     examples = [example(5 + n % 8, 1 + n % 4, n) for n in range(count)]
-    write_shard(directory, examples[: count // 2])
-    write_shard(directory, examples[count // 2 :])
+    write_shard(directory, 0, examples[: count // 2])
+    write_shard(directory, 1, examples[count // 2 :])
     return TrainingData(shard_files(directory))
 
 

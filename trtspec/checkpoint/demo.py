@@ -37,10 +37,16 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "trtspec"
 
 
-def packaged_head() -> Path | None:
-    """The directory of the demo target's draft head, which comes with trtspec; None where it isn't there."""
+def packaged_head() -> Path:
+    """The directory of the demo target's draft head, which comes with trtspec.
+
+    Raises:
+        CheckpointError: it isn't there.
+    """
     directory = Path(str(resources.files(__package__) / "data" / "demo_head"))
-    return directory if directory.is_dir() else None
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"the demo's draft head is missing ({directory}); install trtspec again, or --no-eagle")
+    return directory
 
 
 def download_wheel(directory: Path) -> Path:

@@ -59,13 +59,14 @@ if TYPE_CHECKING:
 @click.option(
     "--draft-vocab",
     metavar="N|FILE|N:FILE",
-    help="Tokens that may be drafted: the N lowest ids, the ids in FILE (a JSON array or integers), or the N most "
-    "frequent ones of a text or .jsonl FILE.  [default: the head's]",
+    help="Tokens that may be drafted: N, the head's most frequent in training where it says, then the lowest ids; "
+    "the ids in FILE (a JSON array or integers); or the N most frequent ones of a text or .jsonl FILE.  "
+    "[default: the head's]",
 )
 @click.option(
     "--draft-lm-head",
     type=click.Choice(("target", "int4")),
-    help="LM head of the drafts: full precision, or a copy with 4-bit weights.  [default: target]",
+    help="LM head of the drafts: the target's (or the head's own), or a copy with 4-bit weights.  [default: target]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing DIR.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")

@@ -26,6 +26,8 @@ The train to Milbrook leaves at nine o'clock every morning. Passengers shoud arr
 show their tickets at the gate. Bicycles may be taken on the train for a small fee. The journey takes about two hours \
 and passes throgh three villages, a long tunnel and a beautiful valley. Coffee and sandwiches are sold in the last \
 carriage. The train returns from Milbrook at five o'clock in the evening."""
+# A head that drafts with the target's whole LM head spends most of its time there.
+DRAFT_LM_HEAD: dict[str, Any] = {"draft_vocab": 8192, "draft_lm_head": "int4"}
 CHAT = "Why is the sky blue during the day and red at sunset? Explain it to a child."
 
 
@@ -42,7 +44,7 @@ def demo(output: Path | None, keep: bool, as_json: bool) -> None:
     try:
         note("building engines for the demo target (the first time it is fetched: 93 MB)")
         with StageBar() as bar:
-            build("demo", directory, max_seq_len=2048, progress=bar.report)
+            build("demo", directory, max_seq_len=2048, progress=bar.report, **DRAFT_LM_HEAD)
         comparisons = _compare(directory)
     finally:
         if scratch:

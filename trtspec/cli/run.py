@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     help=".txt as one prompt, or .jsonl with `prompt` or `messages` a line.",
 )
 @click.option("--chat/--raw", default=None, help="Use the chat template or not.  [default: chat if there is one]")
-@click.option("--method", type=click.Choice(METHODS), help="Drafting method.  [default: the best one DIR supports]")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    help="Drafting method.  [default: eagle where DIR has a head with an LM head of its own, else ngram]",
+)
 @ngram_options
 @eagle_options
 @click.option(

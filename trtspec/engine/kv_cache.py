@@ -29,6 +29,9 @@ class KVCache:
         device: torch.device,
     ) -> None:
         self.block = _zeros((2 * num_layers, slots, num_kv_heads, rows, head_dim), dtype, device)
+        # NumPy moves rows on the host: torch would share the copy with threads, and wait for them while the engines'
+        # own threads keep the cores busy.
+        self._host = self.block.numpy() if self.block.is_cpu and dtype != torch.bfloat16 else None
         self._names = [past for past, _ in cache_names(num_layers)]
         self._views: dict[tuple[int, int], CacheView] = {}
 
@@ -50,10 +53,17 @@ class KVCache:
 
         `rows` are increasing; a chain's rows are where they belong already.
         """
-        if rows == list(range(len(rows))):
+        in_place = next((place for place, row in enumerate(rows) if row != place), len(rows))
+        sources = [start + row for row in rows[in_place:]]
+        if not sources:
             return
-        index = torch.tensor(rows, device=self.block.device) + start
-        self.block[:, slot, :, start : start + len(rows)] = self.block[:, slot].index_select(2, index)
+        moved = slice(start + in_place, start + len(rows))
+        if self._host is not None:
+            part = self._host[:, slot]
+            part[:, :, moved] = part[:, :, sources]
+        else:
+            index = torch.tensor(sources, device=self.block.device)
+            self.block[:, slot, :, moved] = self.block[:, slot].index_select(2, index)
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` rows of one slot to another."""

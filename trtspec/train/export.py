@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from trtspec.checkpoint.draft_head import RANKING
 from trtspec.errors import ConfigError
 from trtspec.staging import staged_directory
 from trtspec.train.head import EagleHead
@@ -18,17 +20,16 @@ def export_head(
     directory: Path,
     *,
     vocab_size: int,
-    token_ids: torch.Tensor,
     max_positions: int,
+    ranking: Seq[int] = (),
     force: bool = False,
 ) -> None:
-    """Write config.json and model.safetensors in float16; the directory appears complete or not at all.
+    """Write config.json, model.safetensors in float16, and RANKING; the directory appears complete or not at all.
 
     Args:
         vocab_size: the target's.
-        token_ids: int `[draft_vocab]`, ascending: the tokens that the head is to propose. Fewer than the target's go
-            into the file as `token_map`.
         max_positions: positions up to which the head is to draft.
+        ranking: token ids, the most frequent first, from which `trtspec build --draft-vocab N` chooses.
 
     Raises:
         ConfigError: a weight is not finite in float16.
@@ -55,10 +56,9 @@ def export_head(
         "torch_dtype": "float16",
         "vocab_size": vocab_size,
     }
-    if len(token_ids) < vocab_size:
-        config["truncated_vocab_size"] = len(token_ids)
-        tensors["token_map"] = token_ids.to("cpu", torch.int32)
     with staged_directory(directory, force=force) as staging:
         save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config, indent=2, sort_keys=True)
         (staging / "config.json").write_text(text + "\n", encoding="utf-8")
+        if ranking:
+            (staging / RANKING).write_text(json.dumps(list(ranking)) + "\n", encoding="utf-8")

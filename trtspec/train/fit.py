@@ -136,7 +136,7 @@ class Trainer:
     def acceptance(self, data: TrainingData | None = None) -> list[float]:
         """Held-out acceptance: for each draft step, the part of the anchors where this and all before are right.
 
-        Right is what the target would choose from the true hidden state, over the whole vocabulary of the loss.
+        Right is what the target would choose of its whole vocabulary from the true hidden state.
         """
         right = torch.zeros(self.config.unrolled)
         count = torch.zeros(self.config.unrolled)
@@ -229,7 +229,9 @@ class Trainer:
             return
         state = torch.load(file, map_location=self.device, weights_only=True)
         if state["settings"] != self._settings():
-            raise ConfigError(f"{self.directory} holds a run with other settings or data; choose another --output")
+            raise ConfigError(
+                f"{self.directory} holds a run with other settings or data; choose another --run directory"
+            )
         self.head.load_state_dict(state["head"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

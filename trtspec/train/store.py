@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +19,8 @@ from trtspec.errors import ConfigError
 
 TOKENS, HIDDEN = "token_ids", "hidden_states"
 LENGTHS, PROMPT_LENGTHS = "sequence_lengths", "prompt_lengths"
+COLLECTION = "collection.txt"
+"""Beside the shards: a hash of what they were made from."""
 _PATTERN = "shard-*.safetensors"
 # Batches are cut from this many sequences sorted by length: little padding, and yet another mixture in every epoch.
 _SORTED_TOGETHER = 512
@@ -42,10 +47,32 @@ class Batch:
     """bool `[batch, length]`: hidden states from which the target chose a token of its answer."""
 
 
-def write_shard(directory: Path, examples: Seq[Example]) -> Path:
-    """Add a shard; it appears complete or not at all."""
+def begin_collection(directory: Path, settings: Mapping[str, Any]) -> int:
+    """Prepare a directory for a collection, or for going on with it; returns how many shards it has.
+
+    Args:
+        settings: everything that decides what the shards hold, as JSON.
+
+    Raises:
+        ConfigError: the directory belongs to a collection with other settings, or a shard of it is missing.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    file = directory / f"shard-{len(shard_files(directory)):05d}.safetensors"
+    described, files = directory / COLLECTION, shard_files(directory)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    if described.exists() and described.read_text(encoding="utf-8").strip() != digest:
+        raise ConfigError(f"{directory} holds data of other prompts or settings; choose another --output")
+    if files and not described.exists():
+        raise ConfigError(f"{directory} holds data but no {COLLECTION}; choose another --output")
+    for number, file in enumerate(files):
+        if file != _shard(directory, number):
+            raise ConfigError(f"{_shard(directory, number)} is missing; remove the shards behind it, or all of them")
+    described.write_text(digest + "\n", encoding="utf-8")
+    return len(files)
+
+
+def write_shard(directory: Path, number: int, examples: Seq[Example]) -> Path:
+    """Write a shard; it appears complete or not at all."""
+    file = _shard(directory, number)
     tensors = {
         TOKENS: torch.cat([example.tokens.to(torch.int32) for example in examples]),
         HIDDEN: torch.cat([example.hidden.to(torch.float16) for example in examples]),
@@ -56,6 +83,10 @@ def write_shard(directory: Path, examples: Seq[Example]) -> Path:
     save_file(tensors, partial)
     partial.replace(file)
     return file
+
+
+def _shard(directory: Path, number: int) -> Path:
+    return directory / f"shard-{number:05d}.safetensors"
 
 
 def shard_files(directory: Path) -> list[Path]:
@@ -93,7 +124,7 @@ class TrainingData:
     def split(self, held_out: int, seed: int) -> tuple[TrainingData, TrainingData]:
         """Two disjoint parts: for training, and `held_out` sequences drawn by the seed."""
         if not 0 < held_out < len(self._examples):
-            raise ConfigError(f"{held_out} held-out sequences of {len(self._examples)}; collect more or hold out fewer")
+            raise ConfigError(f"{held_out} held-out sequences of {len(self._examples)}; collect more")
         order = list(range(len(self._examples)))
         random.Random(seed).shuffle(order)
         return self._part(order[held_out:]), self._part(order[:held_out])
@@ -162,9 +193,11 @@ def _read_shard(file: Path) -> list[Example]:
         tokens, hidden = tensors[TOKENS], tensors[HIDDEN]
         lengths, prompts = tensors[LENGTHS].tolist(), tensors[PROMPT_LENGTHS].tolist()
     except (OSError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"{file} is no shard of training data ({error}); remove it and collect again") from None
+        raise ConfigError(
+            f"{file} is no shard of training data ({error}); remove it and those behind it, and collect again"
+        ) from None
     if sum(lengths) != len(tokens) or len(tokens) != len(hidden) or len(prompts) != len(lengths):
-        raise ConfigError(f"{file} is damaged: its lengths don't add up; remove it and collect again")
+        raise ConfigError(f"{file} is damaged: its lengths don't add up; remove it and those behind it")
     return [
         Example(part, states, prompt)
         for part, states, prompt in zip(tokens.split(lengths), hidden.split(lengths), prompts, strict=True)

@@ -13,8 +13,8 @@ from trtspec.train.head import HeadSizes
 from trtspec.train.store import TrainingData
 
 
-def target_tables(engine_dir: EngineDir, data: TrainingData, draft_vocab: int, device: torch.device) -> TargetTables:
-    """The target's tables, and the tokens that the head is to propose: the answers' most frequent ones.
+def target_tables(engine_dir: EngineDir, data: TrainingData, loss_vocab: int, device: torch.device) -> TargetTables:
+    """The target's tables, and the tokens that the loss looks at: end of sequence and the answers' most frequent ones.
 
     Ties, and the places that the data does not fill, go to the lower ids.
 
@@ -27,14 +27,26 @@ def target_tables(engine_dir: EngineDir, data: TrainingData, draft_vocab: int, d
             f"the training data has hidden states of {data.hidden_size}, the target of {config.hidden_size}; collect "
             "it with this target"
         )
-    counts = data.token_counts(config.vocab_size)
-    # A stable sort keeps equal counts in the order of their ids.
-    chosen = torch.argsort(counts, descending=True, stable=True)[:draft_vocab]
-    token_ids = chosen.sort().values.to(device)
+    token_ids = _by_frequency(data, config)[:loss_vocab].sort().values.to(device)
     embedding = map_weight(engine_dir.path, engine_dir.embedding).to(device).float()
     tied = engine_dir.lm_head == engine_dir.embedding
     full = embedding if tied else map_weight(engine_dir.path, engine_dir.lm_head).to(device).float()
     return TargetTables(embedding, full[token_ids].contiguous(), token_ids, full)
+
+
+def token_ranking(data: TrainingData, engine_dir: EngineDir) -> list[int]:
+    """The end-of-sequence tokens, then those that occur in the answers, the most frequent first."""
+    config = TargetConfig.from_json(engine_dir.target.config)
+    occurring = set(data.token_counts(config.vocab_size).nonzero().flatten().tolist()) | set(config.eos_token_ids)
+    return _by_frequency(data, config)[: len(occurring)].tolist()
+
+
+def _by_frequency(data: TrainingData, config: TargetConfig) -> torch.Tensor:
+    """All tokens, int64 `[vocab]`: end of sequence, which the data leaves out as last one, then by frequency."""
+    counts = data.token_counts(config.vocab_size)
+    counts[list(config.eos_token_ids)] = counts.max() + 1
+    # A stable sort keeps equal counts in the order of their ids.
+    return torch.argsort(counts, descending=True, stable=True)
 
 
 def head_sizes(engine_dir: EngineDir, intermediate_size: int | None, rope_theta: float) -> HeadSizes:

@@ -40,7 +40,7 @@ def unroll(
         features: what the first step reads, `[batch, length, hidden]`: the batch's hidden states, or those with noise.
     """
     size, length = batch.tokens.shape
-    cos, sin = rotary_tables(head.sizes, length + steps)
+    cos, sin = (table.to(batch.tokens.device) for table in rotary_tables(head.sizes, length + steps))
     mask = causal_mask(length, batch.tokens.device)
     truth = batch.hidden.to(features.dtype)
     hidden, earlier = features, list[KeysValues]()

@@ -59,8 +59,8 @@ def _positions(reading: Reading) -> int:
         value, origin = DEFAULT_POSITIONS, "default"
     if value < reading.target.max_position_embeddings and origin != "option":
         reading.findings.warn(
-            f"the head is made for {value} positions, the target for {reading.target.max_position_embeddings}: fewer "
-            "drafts may be accepted beyond (EAGLE option max_positions)"
+            f"the head is made for {value} positions, the target for {reading.target.max_position_embeddings}: it "
+            "stops drafting beyond (EAGLE option max_positions lets it go on)"
         )
     reading.findings.decide("max_position_embeddings", value, origin)
     return value

@@ -19,6 +19,7 @@ from trtspec.checkpoint.draft_head.numbers import read_numbers
 from trtspec.checkpoint.draft_head.options import check_kind, parse_options
 from trtspec.checkpoint.draft_head.reading import Decision, Findings, Reading
 from trtspec.checkpoint.draft_head.sizes import read_biases, read_sizes, split_fused
+from trtspec.checkpoint.draft_head.token_ids import read_ranking
 from trtspec.checkpoint.draft_head.vocab import Vocabulary, read_vocabulary
 from trtspec.checkpoint.draft_head.wiring import read_wiring
 from trtspec.checkpoint.hub import download, is_hub_id
@@ -43,6 +44,8 @@ class DraftHead:
     tensors: TensorSource
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
+    ranking: tuple[int, ...] = ()
+    """Token ids, the most frequent first, where the head comes with such a list."""
 
 
 def open_draft_head(
@@ -81,6 +84,7 @@ def open_draft_head(
         tensors=_checked(reading, config, vocabulary),
         decisions=tuple(reading.findings.decisions),
         warnings=tuple(reading.findings.warnings),
+        ranking=read_ranking(directory, target.vocab_size),
     )
 
 

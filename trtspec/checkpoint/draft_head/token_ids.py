@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -12,6 +14,8 @@ from trtspec.checkpoint.draft_head.reading import Reading
 from trtspec.errors import CheckpointError
 
 DAMAGED = "the head's vocabulary map is damaged: fetch it again"
+RANKING = "token_ranking.json"
+"""A file beside the weights: token ids, the most frequent in the head's training data first."""
 INTEGERS = ("int64", "int32")
 
 
@@ -83,6 +87,26 @@ def draft_to_target(reading: Reading, size: int) -> tuple[int, ...] | None:
         return None
     reading.findings.decide("token_ids", size, "tensor", f"row + d2t: {size} of {vocab} tokens")
     return ids
+
+
+def read_ranking(directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids of RANKING, or none where the head has no such file.
+
+    Raises:
+        CheckpointError: it is no JSON array of distinct token ids.
+    """
+    file = directory / RANKING
+    if not file.exists():
+        return ()
+    try:
+        ids = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); fetch the head again or remove the file") from None
+    if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+        raise CheckpointError(f"{file} is no JSON array of token ids from 0 to {vocab_size - 1}; remove the file")
+    if len(set(ids)) != len(ids):
+        raise CheckpointError(f"{file} has token ids twice; fetch the head again or remove the file")
+    return tuple(ids)
 
 
 def _absolute(offsets: tuple[int, ...], vocab: int) -> tuple[int, ...]:
