@@ -41,8 +41,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Heads:
         ("e1", 1, "reduced", [0, EOS]),
         ("e1", VOCAB, "target", None),
         ("e1", "64", "target", None),
-        # The target's rows serve more tokens than the head's own map.
-        ("e2_token_map", 20, "reduced", range(20)),
+        # The target's rows serve more tokens than the head's own map, whose ids come first.
+        ("e2_token_map", 20, "reduced", sorted([*MAP, *[token for token in range(VOCAB) if token not in MAP][:4]])),
         ("e2_token_map", VOCAB, "target", None),
         ("e2_own_lm_head", 10, "reduced", range(10)),
         ("e2_own_lm_head", 100, "own", None),

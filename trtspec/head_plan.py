@@ -195,7 +195,8 @@ def _choose_ids(
     if vocab is None:
         return config.token_ids if config.token_ids is None or config.own_lm_head else tuple(sorted(config.token_ids))
     own = config.token_ids if config.own_lm_head else None
-    ranking = head.ranking or config.token_ids or ()
+    # A map without an LM head says which of the target's rows are worth having.
+    ranking = head.ranking or (config.token_ids or () if own is None else ())
     candidates: Sequence[int] = range(target.vocab_size) if own is None else own
     tokenizer = None if vocab.corpus is None else _tokenizer(checkpoint)
     chosen = choose_ids(vocab, candidates, target.vocab_size, target.eos_token_ids, tokenizer, ranking)

@@ -33,8 +33,8 @@ def run(trtspec: Invoke, directory: Path, *options: object) -> dict[str, Any]:
     return dict(found)
 
 
-def test_eagle_is_the_default_method(trtspec: Invoke, directory: Path) -> None:
-    plain, drafted = run(trtspec, directory, "--method", "none"), run(trtspec, directory)
+def test_eagle_gives_the_tokens_of_none(trtspec: Invoke, directory: Path) -> None:
+    plain, drafted = run(trtspec, directory, "--method", "none"), run(trtspec, directory, "--method", "eagle")
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["metrics"]["by_source"]["eagle"]["drafts"] > 0
     assert plain["metrics"]["draft_tokens"] == 0
