@@ -39,8 +39,8 @@ def plain(session: trtspec.Session) -> list[list[int]]:
 def test_drafting_changes_no_token(
     session: trtspec.Session, plain: list[list[int]], speculation: trtspec.SpeculationConfig, batch: int
 ) -> None:
-    """Alone every third prompt, to save time; all of them in batches."""
-    numbers = range(0, len(PROMPTS), 3 if batch == 1 else 1)
+    """Alone every sixth prompt and in batches every second one, to save time."""
+    numbers = range(0, len(PROMPTS), 6 if batch == 1 else 2)
     accepted = 0
     for at in range(0, len(numbers), batch):
         group = numbers[at : at + batch]
@@ -48,15 +48,15 @@ def test_drafting_changes_no_token(
         for number, completion in zip(group, completions, strict=True):
             assert completion.token_ids == plain[number], PROMPTS[number].name
             accepted += completion.stats.accepted_tokens
-    assert accepted > 64
+    assert accepted > 32
 
 
 def test_the_head_is_of_use(session: trtspec.Session) -> None:
     """Figures of prompts that it wasn't trained on; see the model card for the measured ones."""
-    prompts = [item.messages for item in load_dataset("chat", 12)]
+    prompts = [item.messages for item in load_dataset("chat", 8)]
     lengths = {}
     for name, speculation in (("chain", CHAIN), ("tree", TREE)):
-        completions = session.generate(prompts, trtspec.SamplingParams(96), speculation)
+        completions = session.generate(prompts, trtspec.SamplingParams(64), speculation)
         steps = sum(completion.stats.steps for completion in completions)
         lengths[name] = sum(completion.stats.emitted_tokens for completion in completions) / steps
     assert lengths["chain"] > 1.5

@@ -11,7 +11,7 @@ from wrong_wirings import COSTLY, RIGHT, Wiring, acceptance_length, build_wiring
 from trtspec.bench.datasets import load_dataset
 
 pytestmark = pytest.mark.slow
-NEW_TOKENS = 64
+NEW_TOKENS = 48
 
 
 @pytest.fixture(scope="module")
