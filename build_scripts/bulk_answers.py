@@ -17,14 +17,14 @@ from pathlib import Path
 
 import click
 import torch
-from safetensors import safe_open
 from torch.nn import functional
 from tqdm import tqdm
 
+from trtspec.checkpoint.shards import SafetensorsSource
 from trtspec.checkpoint.target import EMBEDDING, FINAL_NORM, LM_HEAD, TargetConfig
 from trtspec.cli.main import main as run_command
 from trtspec.cli.options import DirectoryPath
-from trtspec.engine_dir import TOKENIZER_DIR, WEIGHTS_DIR, EngineDir, is_draft_part
+from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
 from trtspec.errors import ConfigError
 from trtspec.prompt import prompt_ids
 from trtspec.tokenizer import Tokenizer
@@ -48,16 +48,9 @@ class PlainTarget:
         self.config = config = TargetConfig.from_json(engine_dir.target.config)
         if config.qkv_bias or config.qk_norm or config.mlp_bias or config.output_bias:
             raise ConfigError(f"{config.architecture} has biases or head norms; collect with train_eagle.py collect")
-        if "onnxruntime" not in engine_dir.runtimes:
-            raise ConfigError(f"{engine_dir.path} keeps no weights of its own; build it with --runtime onnxruntime")
         self.device = device
-        self.weights: dict[str, torch.Tensor] = {}
-        for file in sorted((engine_dir.path / WEIGHTS_DIR).glob("*.safetensors")):
-            if is_draft_part(f"{WEIGHTS_DIR}/{file.name}"):
-                continue
-            with safe_open(file, "pt") as stored:
-                for name in stored.keys():  # noqa: SIM118 (no mapping)
-                    self.weights[name] = stored.get_tensor(name).to(device, torch.bfloat16)
+        source = SafetensorsSource(engine_dir.target_weight_files)
+        self.weights = {name: source.load(name).to(device, torch.bfloat16) for name in source.tensors}
         self.lm_head = self.weights[EMBEDDING if config.tied else LM_HEAD]
         tables = [torch.from_numpy(table).float() for table in config.rope.cos_sin(config.head_dim, positions)]
         self._cos, self._sin = (torch.cat([table] * 2, -1).to(device, torch.bfloat16) for table in tables)

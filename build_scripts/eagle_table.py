@@ -34,18 +34,15 @@ def settings() -> dict[str, SpeculationConfig]:
 @click.command(help=__doc__)
 @click.argument("engine_dir", type=DirectoryPath())
 @click.argument("datasets", nargs=-1, required=True)
-@click.option("--limit", default=20, show_default=True, help="Prompts of each set.")
-@click.option("--max-new-tokens", default=128, show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Prompts of each set.")
+@click.option("--max-new-tokens", type=click.IntRange(min=2), default=128, show_default=True)
 def main(engine_dir: Path, datasets: tuple[str, ...], limit: int, max_new_tokens: int) -> None:
     with Session.open(engine_dir) as session:
         for dataset in datasets:
             prompts = [
                 (item.id, session.encode(item.messages or item.text or "")) for item in load_dataset(dataset, limit)
             ]
-            contenders = []
-            for name, speculation in settings().items():
-                contenders.append(SessionMethod(session, speculation))
-                contenders[-1].name = name
+            contenders = [SessionMethod(session, speculation, name) for name, speculation in settings().items()]
             result = compare(session, contenders, prompts, SamplingParams(max_new_tokens)).to_json()
             plain = result["methods"][0]
             for row in result["methods"]:

@@ -119,7 +119,12 @@ def train(
     sizes = head_sizes(target, intermediate_size, rope_theta)
     trainer = Trainer(sizes, config, examples, tables, run_directory)
     with tqdm(total=trainer.total_passes, initial=trainer.done, disable=None, unit="pass") as bar:
-        trainer.run(lambda done, _, loss: (_advance(bar, done, _), bar.set_postfix(loss=f"{loss:.3f}")))
+
+        def show(done: int, total: int, loss: float) -> None:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            _advance(bar, done, total)
+
+        trainer.run(show)
     vocab_size, positions = target.target.config["vocab_size"], target.target.config["max_position_embeddings"]
     ranking = token_ranking(examples, target)
     export_head(trainer.head, output, vocab_size=vocab_size, max_positions=positions, ranking=ranking)

@@ -106,7 +106,7 @@ def drafting(small: EngineDir) -> EngineDir:
         name="голова",
         origin="owner/head",
         config={"kind": "eagle3", "boundaries": [2, 4, 5], "token_ids": None},
-        decisions=({"name": "boundaries", "value": [2, 4, 5], "origin": "config", "note": ""},),
+        decisions={"boundaries": {"value": [2, 4, 5], "origin": "config"}},
         lm_head="reduced",
         embedding=small.embedding,
         lm_head_weight=dataclasses.replace(small.embedding, offset=4),

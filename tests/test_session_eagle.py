@@ -170,7 +170,7 @@ def features_of(model: Any, graphs: HeadGraphs, tokens: list[int]) -> torch.Tens
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_features_are_the_targets(opened: Opened, huggingface: Any, prompt: list[int]) -> None:
     found, right = opened.session.features(prompt), features_of(huggingface, opened.graphs, prompt)
-    assert found.shape == (len(prompt), opened.graphs.config.num_features * opened.session.hidden_size)
+    assert found.shape == (len(prompt), opened.graphs.config.num_features * opened.graphs.config.target_hidden_size)
     assert float((found - right).abs().max()) < 1e-4 * float(right.abs().max())
 
 

@@ -19,7 +19,7 @@ from trtspec.checkpoint.target import EMBEDDING, LM_HEAD, TargetConfig
 from trtspec.engine.base import TORCH_DTYPES
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.onnxruntime_engine import OnnxRuntimeEngine
-from trtspec.engine.target import Target, map_weight
+from trtspec.engine.target import LmHead, Target, map_weight
 from trtspec.graph.target import lm_head_graph, lm_head_spec, target_graph, target_spec
 from trtspec.tensors import GraphSpec
 
@@ -224,7 +224,7 @@ class TinyTarget:
         folder = self.export(dtype)
         body = OnnxRuntimeEngine(folder / "target.onnx", self.spec(dtype))
         head_spec = lm_head_spec(self.config, dtype, weight_as_input=False)
-        return Target(self._embeddings[dtype], body, OnnxRuntimeEngine(folder / "lm_head.onnx", head_spec))
+        return Target(self._embeddings[dtype], body, LmHead(OnnxRuntimeEngine(folder / "lm_head.onnx", head_spec)))
 
     def new_cache(self, slots: int, dtype: str = "float32") -> KVCache:
         """An empty KV cache."""

@@ -77,7 +77,9 @@ class BuildPlan:
     @property
     def head_kv_bytes_per_sequence(self) -> int:
         """Bytes of one slot of the draft head's KV cache."""
-        return 0 if self.head is None else self.head.kv_bytes_per_token * self.limits.head_cache_rows
+        if self.head is None:
+            return 0
+        return self.head.config.kv_bytes_per_token(ITEM_SIZES[self.dtype]) * self.limits.head_cache_rows
 
     @property
     def linked_bytes(self) -> int:
@@ -122,7 +124,10 @@ def plan_build(
         raise ConfigError("--compute-capability is for --runtime tensorrt-rtx, which was not asked for")
     dtype = _choose_dtype(dtype, runtimes, checkpoint)
     head = plan_head(request, checkpoint, config, dtype)
-    warnings += [] if head is None else head.head.warnings
+    if head is not None:
+        warnings += head.head.warnings
+        if not max_draft_tokens:
+            raise ConfigError("--max-draft-tokens 0 leaves a draft head nothing to draft; raise it, or add --no-eagle")
     plan = BuildPlan(checkpoint, config, limits, runtimes, tuple(compute_capabilities), dtype, tuple(warnings), head)
     _check_compilers(plan)
     return plan

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trtspec.config import RUNTIMES, Limits
+from trtspec.config import HEAD_METHODS, METHODS, RUNTIMES, Limits
 from trtspec.errors import ConfigError, EngineDirError
 from trtspec.tensors import SERVING_DTYPES, WeightRef
 
@@ -54,8 +54,8 @@ class DraftHeadRecord:
     origin: str
     config: Mapping[str, Any]
     """Its DraftHeadConfig as JSON, with the draft vocabulary's size; the ids are not in it but in `token_ids` below."""
-    decisions: tuple[Mapping[str, Any], ...]
-    """How it was wired: name, value, origin and note of every decision."""
+    decisions: Mapping[str, Mapping[str, Any]]
+    """How it was wired: value, origin and perhaps a note of every decision, by name."""
     lm_head: str
     """One of DRAFT_LM_HEADS: which LM head drafting uses."""
     embedding: WeightRef | None = None
@@ -116,6 +116,25 @@ class EngineDir:
                 )
         return result
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Drafting methods that it supports."""
+        return tuple(method for method in METHODS if self.draft_head is not None or method not in HEAD_METHODS)
+
+    @property
+    def target_weight_files(self) -> list[Path]:
+        """The files that hold the target's weights, all of them.
+
+        Raises:
+            EngineDirError: it keeps no weights of its own (built for TensorRT alone).
+        """
+        if "onnxruntime" not in self.runtimes:
+            raise EngineDirError(f"{self.path} keeps no weights of its target; build it with --runtime onnxruntime")
+        names = [name for name in self.files if name.startswith(f"{WEIGHTS_DIR}/") and name.endswith(".safetensors")]
+        return [
+            self.path / name for name in names if not name.startswith(f"{HEAD_DIR}/") and name != DRAFT_LM_HEAD_FILE
+        ]
+
     def verify(self, *, whole: bool = False) -> None:
         """Compare every file's hash with engine.json: files over 1 GiB by samples unless `whole`.
 
@@ -149,11 +168,6 @@ class EngineDir:
             draft_head=None if self.draft_head is None else _draft_head_json(self.draft_head),
         )
         return {"format_version": FORMAT_VERSION, **data}
-
-
-def is_draft_part(name: str) -> bool:
-    """Whether a file of WEIGHTS_DIR belongs to the draft head rather than to the target."""
-    return name.startswith(f"{HEAD_DIR}/") or name == DRAFT_LM_HEAD_FILE
 
 
 _REBUILD = "build it again with trtspec build"
@@ -263,7 +277,6 @@ def _draft_head_json(record: DraftHeadRecord) -> dict[str, Any]:
     refs = {name: getattr(record, name) for name in _DRAFT_HEAD_REFS}
     return {
         **{field.name: getattr(record, field.name) for field in fields(record)},
-        "decisions": [dict(decision) for decision in record.decisions],
         **{name: None if ref is None else _ref_json(ref) for name, ref in refs.items()},
     }
 
@@ -274,7 +287,7 @@ def _draft_head(data: Mapping[str, Any] | None) -> DraftHeadRecord | None:
     if data["lm_head"] not in DRAFT_LM_HEADS:
         raise ValueError(f"draft LM head {data['lm_head']!r}")
     refs = {name: None if data[name] is None else _ref(data[name]) for name in _DRAFT_HEAD_REFS}
-    return DraftHeadRecord(**{**data, "decisions": tuple(data["decisions"]), **refs})
+    return DraftHeadRecord(**{**data, "decisions": dict(data["decisions"]), **refs})
 
 
 _DRAFT_HEAD_REFS = ("embedding", "lm_head_weight", "token_ids")

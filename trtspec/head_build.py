@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -110,13 +109,7 @@ def describe_head(plan: HeadPlan, placed: PlacedHead) -> DraftHeadRecord:
         name=plan.name,
         origin=plan.origin,
         config=plan.config.to_json(),
-        decisions=tuple(
-            {
-                **dataclasses.asdict(decision),
-                "value": list(decision.value) if isinstance(decision.value, tuple) else decision.value,
-            }
-            for decision in plan.head.decisions
-        ),
+        decisions={decision.name: decision.to_json() for decision in plan.head.decisions},
         lm_head=plan.lm_head,
         embedding=placed.embedding,
         lm_head_weight=placed.lm_head_weight,

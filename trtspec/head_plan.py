@@ -109,12 +109,6 @@ class HeadPlan:
             return weights // 2 + weights // INT4_BLOCK * ITEM_SIZES[self.dtype]
         return weights * ITEM_SIZES[self.dtype]
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of the head's KV cache that one token takes."""
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * ITEM_SIZES[self.dtype]
-
     def load_rows(self, target_lm_head: Table) -> torch.Tensor:
         """The LM head's rows that are taken, `[draft_vocab, hidden]`, in the serving dtype.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from trtspec.checkpoint.target import TargetConfig
-from trtspec.config import HEAD_METHODS, METHODS, SamplingParams, SpeculationConfig
+from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
 from trtspec.decode.scheduler import Scheduler
@@ -105,7 +105,7 @@ class Session:
             device=device,
         )
         self._eagle: EagleDrafter | None = None
-        if engine_dir.draft_head is not None and self.limits.max_draft_tokens:
+        if engine_dir.draft_head is not None:
             try:
                 self._eagle = EagleDrafter(*load_draft_head(engine_dir, runtime, self._target))
             except BaseException:
@@ -138,7 +138,7 @@ class Session:
         finally:
             try:
                 check.join()
-            except EngineDirError:
+            except BaseException:
                 if session is not None:
                     session.close()
                 raise
@@ -159,14 +159,9 @@ class Session:
                 self._eagle.head.close()
 
     @property
-    def hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-        return self._config.hidden_size
-
-    @property
     def methods(self) -> tuple[str, ...]:
         """Drafting methods that this directory supports."""
-        return tuple(method for method in METHODS if self._eagle is not None or method not in HEAD_METHODS)
+        return self.engine_dir.methods
 
     @property
     def default_method(self) -> str:

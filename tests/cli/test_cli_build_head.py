@@ -166,7 +166,7 @@ def test_target_in_place_of_a_head(builder: Builder, target: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--no-eagle",), "give --eagle or --no-eagle, not both (see: trtspec build --help)"),
+        (("--no-eagle",), "--eagle and --no-eagle exclude each other"),
         (("--eagle-option", "rope_theta"), "expected KEY=VALUE"),
         (("--eagle-option", "nonsense=1"), "EAGLE option 'nonsense' is unknown"),
         (("--eagle-option", "input_norm=true"), "EAGLE option input_norm is for eagle heads"),

@@ -86,14 +86,7 @@ def test_cancellation_leaves_the_others_alone(
     target, limits = setting
     server = Server(target, limits, TreeDrafter(target, seed=7) if trees else None)
     generations = [server.add(index, request) for index, request in enumerate(batch)]
-    steps = 0
-    while server.scheduler.busy:
-        for at, index in cancellations:
-            if at == steps and index < len(generations):
-                server.cancel(generations[index])
-        server.step()
-        steps += 1
-        assert steps < 500
+    server.run_cancelling(generations, cancellations)
     for index, (generation, request) in enumerate(zip(generations, batch, strict=True)):
         expected = reference(target, request, CAPACITY)
         if generation.sequence.finish_reason != CANCELLED:

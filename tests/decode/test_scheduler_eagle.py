@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toy import PIECES, Request, ToyTarget, reference
 from toy_server import Server, outcome, serve
 
-from trtspec.config import Limits, SamplingParams, SpeculationConfig
+from trtspec.config import HEAD_WIDTH, Limits, SamplingParams, SpeculationConfig
 from trtspec.draft.tree import EAGLE
 from trtspec.engine.base import Buckets
 from trtspec.sequence import CANCELLED
@@ -95,14 +95,7 @@ def test_cancellation_leaves_the_others_alone(
     target, head = setting
     server = Server(target, limits, head=head)
     generations = [server.add(index, request) for index, request in enumerate(batch)]
-    steps = 0
-    while server.scheduler.busy:
-        for at, index in cancellations:
-            if at == steps and index < len(generations):
-                server.cancel(generations[index])
-        server.step()
-        steps += 1
-        assert steps < 500
+    server.run_cancelling(generations, cancellations)
     for generation, request in zip(generations, batch, strict=True):
         assert generation.head is None
         if generation.sequence.finish_reason != CANCELLED:
@@ -175,3 +168,18 @@ def test_without_a_head_the_method_drafts_nothing() -> None:
     server.run()
     assert outcome(generation, server) == reference(target, request, 64)
     assert generation.stats.drafts == 0
+
+
+def test_a_prompts_rows_are_refreshed_with_its_chunks() -> None:
+    """No decode step waits for them, and few features wait for a decode step."""
+    target = ToyTarget()
+    server = Server(target, Limits(max_seq_len=300, max_batch_size=1, prefill_chunk=64), head=new_head(target))
+    prompt = tuple(n % 7 for n in range(200))
+    generation = server.add(0, Request(prompt, SamplingParams(max_new_tokens=4), CHAIN))
+    for cached in (64, 128, 192):
+        server.step()
+        assert generation.sequence.cached == cached
+        assert generation.head is not None
+        assert generation.head.queued <= HEAD_WIDTH
+    server.run()
+    assert outcome(generation, server) == reference(target, Request(prompt, SamplingParams(max_new_tokens=4)), 300)

@@ -70,6 +70,17 @@ class Server:
             assert budget > 0, "the scheduler makes no progress"
         assert self.running == []
 
+    def run_cancelling(self, generations: Seq[Generation], cancellations: Seq[tuple[int, int]]) -> None:
+        """Step until nothing is left, cancelling at (step, number of a generation), where there is such a one."""
+        steps = 0
+        while self.scheduler.busy:
+            for at, index in cancellations:
+                if at == steps and index < len(generations):
+                    self.cancel(generations[index])
+            self.step()
+            steps += 1
+            assert steps < 500
+
     @property
     def waiting(self) -> list[Generation]:
         return list(self.scheduler._waiting)

@@ -19,6 +19,7 @@ from trtspec.engine.draft_head import DraftHeadRunner
 from trtspec.engine.embedding import Embedding
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.onnxruntime_engine import OnnxRuntimeEngine
+from trtspec.engine.target import LmHead
 from trtspec.graph.draft_head import draft_head_graph, draft_head_spec, fuse_graph, fuse_spec
 from trtspec.graph.draft_lm_head import draft_lm_head_graph, draft_lm_head_spec
 from trtspec.tensors import WeightRef
@@ -54,7 +55,7 @@ class RealHead:
             config,
             Embedding(self.graphs.embedding_table.float()),
             engines["draft_head"],
-            engines["lm_head"],
+            LmHead(engines["lm_head"]),
             fuse=engines.get("fuse"),
             token_ids=ids,
         )

@@ -15,7 +15,7 @@ from trtspec.engine.base import CacheView
 from trtspec.engine.draft_head import DraftHeadRunner, HeadOutput
 from trtspec.engine.embedding import Embedding
 from trtspec.engine.kv_cache import KVCache
-from trtspec.engine.target import Rows
+from trtspec.engine.target import LmHead, Rows
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LIMITS = Limits(max_seq_len=32, max_batch_size=2)
@@ -96,10 +96,12 @@ class FakeEngine:
         self.closed += 1
 
 
-def fake_runner(lm_head: FakeEngine, **options: Any) -> tuple[DraftHeadRunner, FakeEngine]:
+def fake_runner(
+    lm_head: FakeEngine, weight: torch.Tensor | None = None, **options: Any
+) -> tuple[DraftHeadRunner, FakeEngine]:
     body = FakeEngine()
     config: Any = None
-    return DraftHeadRunner(config, Embedding(torch.zeros(3, 2)), body, lm_head, **options), body  # type: ignore[arg-type]
+    return DraftHeadRunner(config, Embedding(torch.zeros(3, 2)), body, LmHead(lm_head, weight), **options), body  # type: ignore[arg-type]
 
 
 def test_equal_tokens_come_in_the_order_of_the_lm_heads_rows() -> None:
@@ -114,7 +116,7 @@ def test_equal_tokens_come_in_the_order_of_the_lm_heads_rows() -> None:
 
 def test_the_lm_heads_weight_is_an_input_where_it_is_given() -> None:
     weight, lm_head = torch.zeros(6, 2), FakeEngine(torch.zeros(1, 6))
-    runner, _ = fake_runner(lm_head, lm_head_weight=weight)
+    runner, _ = fake_runner(lm_head, weight)
     runner.best_tokens(torch.zeros(1, 2))
     assert lm_head.inputs["lm_head.weight"] is weight
     without, _ = fake_runner(lm_head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from graph.head_graphs import (
 )
 from graph.head_oracle import Outputs, Switches
 
-from trtspec.engine.onnxruntime_engine import set_threads
 from trtspec.engine.tensorrt_build import RUNTIMES, BuildConfig, Profile, build_engine
 
 RTX = "tensorrt-rtx"
@@ -46,17 +45,8 @@ needs_rtx = pytest.mark.skipif(
     not any(importlib.util.find_spec(module) for module in RUNTIMES[RTX].modules),
     reason="TensorRT-RTX is not installed",
 )
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 Open = Callable[[str], HeadGraphs]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """The oracle's matrices are so small that other threads would only be waited for, on a busy machine for long."""
-    set_threads(None)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

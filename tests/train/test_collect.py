@@ -114,7 +114,7 @@ def test_an_exported_head_is_read_and_computes_the_same(tmp_path: Path) -> None:
     assert read.config.token_ids is None
     assert read.warnings == ()
     tables = toy_data.tables()
-    oracle = HeadOracle(tmp_path / "head", tables.embedding, tables.full_lm_head)
+    oracle = HeadOracle(tmp_path / "head", tables.embedding, tables.lm_head)
     tokens, hidden = torch.randint(0, toy_data.VOCAB, (7,)), torch.randn(7, toy_data.SIZES.hidden_size)
     mask = causal_mask(7, hidden.device)
     embeds = tables.embedding[tokens]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from train import toy_data
 
 from trtspec.errors import ConfigError
-from trtspec.train.fit import TrainConfig, Trainer
+from trtspec.train.fit import LOG, TrainConfig, Trainer
 from trtspec.train.head import EagleHead, causal_mask, rotary_tables
 from trtspec.train.loss import probabilities, soft_cross_entropy
 from trtspec.train.unroll import unroll
@@ -96,6 +97,18 @@ def test_other_settings_do_not_resume(tmp_path: Path) -> None:
     Trainer(toy_data.SIZES, CONFIG, data, tables, tmp_path / "run").run()
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         Trainer(toy_data.SIZES, dataclasses.replace(CONFIG, seed=1), data, tables, tmp_path / "run")
+    other = dataclasses.replace(tables, token_ids=tables.token_ids - 1)
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        Trainer(toy_data.SIZES, CONFIG, data, other, tmp_path / "run")
+
+
+def test_every_epoch_is_logged_with_loss_and_acceptance(tmp_path: Path) -> None:
+    trainer = Trainer(toy_data.SIZES, CONFIG, toy_data.data(tmp_path / "data"), toy_data.tables(), tmp_path / "run")
+    trainer.run()
+    entries = [json.loads(line) for line in (tmp_path / "run" / LOG).read_text().splitlines()]
+    assert [entry["epoch"] for entry in entries] == [1, 2]
+    assert all(entry["loss"] > 0 and len(entry["acceptance"]) == CONFIG.unrolled for entry in entries)
+    assert trainer.done == trainer.total_passes
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

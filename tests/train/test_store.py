@@ -43,6 +43,9 @@ def test_an_epoch_holds_every_sequence_once_and_the_seed_decides_the_order(tmp_p
 
     assert sorted(stripped(0)) == sorted(tuple(example.tokens.tolist()) for example in data._examples)
     assert rows(0) == rows(0)
+    batches = [batch.tokens.tolist() for batch in data.batches(40, 0)]
+    assert len(batches) == data.num_batches(40, 0)
+    assert [batch.tokens.tolist() for batch in data.batches(40, 0, start=2)] == batches[2:]
     assert rows(0) != rows(1)
 
 

@@ -30,9 +30,9 @@ def data(directory: Path, count: int = 24) -> TrainingData:
     return TrainingData(shard_files(directory))
 
 
-def tables(draft_vocab: int = 30) -> TargetTables:
+def tables(loss_vocab: int = 30) -> TargetTables:
     """Random tables of a target."""
     generator = torch.Generator().manual_seed(99)
     embedding = torch.randn(VOCAB, SIZES.hidden_size, generator=generator)
-    token_ids = torch.arange(VOCAB - draft_vocab, VOCAB)
-    return TargetTables(embedding, embedding[token_ids], token_ids, embedding)
+    token_ids = torch.arange(VOCAB - loss_vocab, VOCAB)
+    return TargetTables(embedding, embedding, token_ids)

@@ -11,7 +11,7 @@ import torch
 from trtspec.bench.runner import Output
 from trtspec.checkpoint.shards import SafetensorsSource
 from trtspec.config import SamplingParams
-from trtspec.engine_dir import WEIGHTS_DIR, EngineDir, is_draft_part
+from trtspec.engine_dir import EngineDir
 from trtspec.errors import EngineDirError
 
 
@@ -52,20 +52,10 @@ def load_huggingface(engine_dir: EngineDir) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    if "onnxruntime" not in engine_dir.runtimes:
-        raise EngineDirError(
-            f"{engine_dir.path} keeps no weights for a comparison; build it with --runtime onnxruntime"
-        )
     logging.set_verbosity_error()
     hf_config = dict(engine_dir.target.hf_config)
     config = AutoConfig.for_model(hf_config.pop("model_type"), **hf_config)
-    # The target's files; those of a draft head lie in a folder or bear its name.
-    files = [
-        name
-        for name in engine_dir.files
-        if name.startswith(f"{WEIGHTS_DIR}/") and name.endswith(".safetensors") and not is_draft_part(name)
-    ]
-    source = SafetensorsSource([engine_dir.path / name for name in files])
+    source = SafetensorsSource(engine_dir.target_weight_files)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = {name: source.load(name).float() for name in source.tensors}

@@ -38,9 +38,10 @@ class Contender(Protocol):
 class SessionMethod:
     """A drafting method of a session."""
 
-    def __init__(self, session: Session, speculation: SpeculationConfig) -> None:
+    def __init__(self, session: Session, speculation: SpeculationConfig, name: str | None = None) -> None:
+        """Called by its method's name, unless another is given."""
         assert speculation.method is not None
-        self.name = speculation.method
+        self.name = name or speculation.method
         self._session = session
         self._speculation = speculation
 

@@ -14,7 +14,7 @@ import click
 from tqdm import tqdm
 
 from trtspec.bench.datasets import BUILT_IN, load_dataset
-from trtspec.cli.options import DirectoryPath, eagle_options, engine_options, ngram_options
+from trtspec.cli.options import DirectoryPath, drafting_options, engine_options
 from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.errors import ConfigError, PromptError
 
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each; medians count."
 )
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Tokens to generate at most.")
-@ngram_options
-@eagle_options
+@drafting_options
 @click.option("--compare", type=click.Choice(["hf"]), help="Also run Hugging Face generate, plain and prompt lookup.")
 @engine_options
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
@@ -52,30 +51,13 @@ def bench(
     limit: int | None,
     repeats: int,
     max_new_tokens: int,
-    ngram_min: int,
-    ngram_max: int,
-    ngram_tokens: int,
-    ngram_occurrence: str,
-    eagle_tokens: int,
-    eagle_topk: int,
-    eagle_depth: int,
-    tree_nodes: int,
+    speculation: SpeculationConfig,
     compare: str | None,
     runtime: str | None,
     threads: int | None,
     json_file: Path | None,
 ) -> None:
     """Measure the drafting methods of DIR on a dataset, in one process, and check that none changes a token."""
-    speculation = SpeculationConfig(
-        ngram_min=ngram_min,
-        ngram_max=ngram_max,
-        ngram_tokens=ngram_tokens,
-        ngram_occurrence=ngram_occurrence,
-        eagle_tokens=eagle_tokens,
-        eagle_topk=eagle_topk,
-        eagle_depth=eagle_depth,
-        tree_nodes=tree_nodes,
-    )
     chosen = None if methods is None else _with_methods(speculation, _method_names(methods))
     sampling = SamplingParams(max_new_tokens)
     _check_json_file(json_file)
@@ -90,7 +72,7 @@ def bench(
         speculations = _with_methods(speculation, session.methods) if chosen is None else chosen
         contenders: list[Contender] = [SessionMethod(session, each) for each in speculations]
         if compare:
-            contenders += _huggingface(session, ngram_tokens)
+            contenders += _huggingface(session, speculation.ngram_tokens)
         result = run_comparison(
             session,
             contenders,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtspec.cli.inspect import parse_pairs
-from trtspec.cli.options import DirectoryPath
+from trtspec.cli.options import DirectoryPath, parse_pairs
 from trtspec.cli.progress import StageBar
 from trtspec.config import RUNTIMES
 from trtspec.tensors import SERVING_DTYPES
@@ -90,8 +89,6 @@ def build(
     """Build an engine directory from TARGET: a Hugging Face directory, a hub id, a .gguf file, or demo."""
     from trtspec.engine_build import check_build_output, plan_build, run_plan
 
-    if eagle is not None and no_eagle:
-        raise click.UsageError("give --eagle or --no-eagle, not both")
     check_build_output(target, output, force=force, eagle=eagle)
     plan = plan_build(
         target,

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from trtspec.cli.options import parse_pairs
 from trtspec.engine_dir import MANIFEST, DraftHeadRecord, EngineDir
-from trtspec.errors import CheckpointError, ConfigError
+from trtspec.errors import CheckpointError
 
 
 @click.command()
@@ -53,7 +54,7 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
         "built_by": f"trtspec {engine_dir.trtspec_version}",
         "dtype": engine_dir.dtype,
         "limits": engine_dir.limits.to_json(),
-        "methods": ["none", "ngram", *(["eagle"] if engine_dir.draft_head else [])],
+        "methods": list(engine_dir.methods),
         "draft_head": _describe_head_record(engine_dir.draft_head) if engine_dir.draft_head else None,
         "runtimes": {
             name: {
@@ -82,25 +83,9 @@ def _describe_head_record(record: DraftHeadRecord) -> dict[str, Any]:
         "origin": record.origin,
         "lm_head": record.lm_head,
         "config": {key: value for key, value in record.config.items() if key != "token_ids"},
-        "decisions": {
-            decision["name"]: {key: value for key, value in decision.items() if key != "name" and value != ""}
-            for decision in record.decisions
-        },
+        "decisions": dict(record.decisions),
         "parts": {name: ref.location for name, ref in files.items() if ref is not None},
     }
-
-
-def parse_pairs(options: tuple[str, ...]) -> dict[str, str]:
-    """KEY=VALUE options as a mapping."""
-    pairs: dict[str, str] = {}
-    for option in options:
-        key, separator, value = option.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"--eagle-option {option!r}: expected KEY=VALUE")
-        if key in pairs:
-            raise ConfigError(f"--eagle-option {key} is given twice")
-        pairs[key] = value
-    return pairs
 
 
 def describe_draft_head(path: str, target: str, options: dict[str, str]) -> dict[str, Any]:

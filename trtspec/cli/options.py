@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from trtspec.config import OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
+from trtspec.errors import ConfigError
 
 SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
 
@@ -31,62 +33,33 @@ class DirectoryPath(click.Path):
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def ngram_options(command: Command) -> Command:
-    """--ngram-min, --ngram-max, --ngram-tokens, --ngram-occurrence."""
-    occurrences = click.Choice(OCCURRENCES)
-    for option in (
-        click.option(
-            "--ngram-occurrence",
-            type=occurrences,
-            default=SPECULATION.ngram_occurrence,
-            show_default=True,
-            help="Which of several equally long matches.",
-        ),
-        click.option(
-            "--ngram-tokens",
-            default=SPECULATION.ngram_tokens,
-            show_default=True,
-            help="Draft tokens at most, within DIR's own limit.",
-        ),
-        click.option("--ngram-max", default=SPECULATION.ngram_max, show_default=True, help="Longest match looked for."),
-        click.option(
-            "--ngram-min", default=SPECULATION.ngram_min, show_default=True, help="Shortest match that drafts."
-        ),
-    ):
-        command = option(command)
-    return command
+DRAFTING: dict[str, tuple[str, Any]] = {
+    "ngram_min": ("Shortest match that drafts.", None),
+    "ngram_max": ("Longest match looked for.", None),
+    "ngram_tokens": ("Draft tokens at most, within DIR's own limit.", None),
+    "ngram_occurrence": ("Which of several equally long matches.", click.Choice(OCCURRENCES)),
+    "eagle_tokens": ("Draft tokens of an EAGLE chain (--eagle-topk 1).", None),
+    "eagle_topk": ("Tokens the head proposes behind a node; more than 1 makes a tree.", None),
+    "eagle_depth": ("Levels that an EAGLE tree grows behind its first.", None),
+    "tree_nodes": ("Draft tokens of an EAGLE tree, within DIR's own limit.", None),
+}
+"""Help and type of the options that are fields of SpeculationConfig, in the order of --help."""
 
 
-def eagle_options(command: Command) -> Command:
-    """--eagle-tokens, --eagle-topk, --eagle-depth, --tree-nodes."""
-    for option in (
-        click.option(
-            "--tree-nodes",
-            default=SPECULATION.tree_nodes,
-            show_default=True,
-            help="Draft tokens of an EAGLE tree, within DIR's own limit.",
-        ),
-        click.option(
-            "--eagle-depth",
-            default=SPECULATION.eagle_depth,
-            show_default=True,
-            help="Levels that an EAGLE tree grows behind its first.",
-        ),
-        click.option(
-            "--eagle-topk",
-            default=SPECULATION.eagle_topk,
-            show_default=True,
-            help="Tokens the head proposes behind a node; more than 1 makes a tree.",
-        ),
-        click.option(
-            "--eagle-tokens",
-            default=SPECULATION.eagle_tokens,
-            show_default=True,
-            help="Draft tokens of an EAGLE chain (--eagle-topk 1).",
-        ),
-    ):
-        command = option(command)
-    return command
+def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of DRAFTING, handed to the command as one argument `speculation` (without a method)."""
+
+    @functools.wraps(command)
+    def with_speculation(**arguments: Any) -> None:
+        chosen = {name: arguments.pop(name) for name in DRAFTING}
+        command(speculation=SpeculationConfig(**chosen), **arguments)
+
+    decorated = with_speculation
+    for name, (text, kind) in reversed(DRAFTING.items()):
+        default = getattr(SPECULATION, name)
+        option = click.option(f"--{name.replace('_', '-')}", type=kind, default=default, show_default=True, help=text)
+        decorated = option(decorated)
+    return decorated
 
 
 def engine_options(command: Command) -> Command:
@@ -100,3 +73,16 @@ def engine_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def parse_pairs(options: tuple[str, ...]) -> dict[str, str]:
+    """KEY=VALUE options as a mapping."""
+    pairs: dict[str, str] = {}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--eagle-option {option!r}: expected KEY=VALUE")
+        if key in pairs:
+            raise ConfigError(f"--eagle-option {key} is given twice")
+        pairs[key] = value
+    return pairs

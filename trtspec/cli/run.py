@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtspec.cli.options import SAMPLING, DirectoryPath, eagle_options, engine_options, ngram_options
+from trtspec.cli.options import SAMPLING, DirectoryPath, drafting_options, engine_options
 from trtspec.config import METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import PromptError
 
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     type=click.Choice(METHODS),
     help="Drafting method.  [default: eagle where DIR has a head with an LM head of its own, else ngram]",
 )
-@ngram_options
-@eagle_options
+@drafting_options
 @click.option(
     "--max-new-tokens", default=SAMPLING.max_new_tokens, show_default=True, help="Tokens to generate at most."
 )
@@ -48,14 +48,7 @@ def run(
     prompt_file: Path | None,
     chat: bool | None,
     method: str | None,
-    ngram_min: int,
-    ngram_max: int,
-    ngram_tokens: int,
-    ngram_occurrence: str,
-    eagle_tokens: int,
-    eagle_topk: int,
-    eagle_depth: int,
-    tree_nodes: int,
+    speculation: SpeculationConfig,
     max_new_tokens: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
@@ -67,17 +60,7 @@ def run(
 ) -> None:
     """Generate text with the engine directory DIR; without a prompt option the prompt is read from stdin."""
     sampling = SamplingParams(max_new_tokens, stop, ignore_eos)
-    speculation = SpeculationConfig(
-        method=method,
-        ngram_min=ngram_min,
-        ngram_max=ngram_max,
-        ngram_tokens=ngram_tokens,
-        ngram_occurrence=ngram_occurrence,
-        eagle_tokens=eagle_tokens,
-        eagle_topk=eagle_topk,
-        eagle_depth=eagle_depth,
-        tree_nodes=tree_nodes,
-    )
+    speculation = dataclasses.replace(speculation, method=method)
     if prompts and prompt_file:
         raise click.UsageError("give --prompt or --prompt-file, not both")
     raw_prompts: list[Any] = read_prompts(prompt_file) if prompt_file else list(prompts) or [_read_stdin()]

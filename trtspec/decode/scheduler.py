@@ -72,7 +72,7 @@ class Scheduler:
             self._prefilling = self._waiting.popleft()
             self._prefilling.sequence.slot = len(self._active)
         generation = self._prefilling
-        if not prefill_step(generation, self._target, self._cache, self._limits.prefill_chunk):
+        if not prefill_step(generation, self._target, self._cache, self._drafters, self._limits.prefill_chunk):
             return None
         self._prefilling = None
         if not generation.finished:

@@ -91,12 +91,13 @@ def decode_step(
     clock.share(batch)
 
 
-def prefill_step(generation: Generation, target: Target, cache: KVCache, chunk: int) -> bool:
+def prefill_step(generation: Generation, target: Target, cache: KVCache, drafters: Drafters, chunk: int) -> bool:
     """Run the next chunk of the prompt; true when the prompt is through and the first token is there."""
     start, sequence = time.perf_counter(), generation.sequence
     read = _prefill_chunk(sequence, target, cache.view(sequence.slot, 1), chunk)
-    if generation.head is not None:
+    if drafters.eagle is not None and generation.head is not None:
         generation.head.push(read.features[0])
+        drafters.eagle.absorb(sequence.slot, sequence, generation.head)
     done = sequence.cached == sequence.prompt_length
     if done:
         generation.extend(sampling.greedy(target.logits(read.hidden[0, -1:])).tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +19,23 @@ from trtspec.engine.target import Rows
 from trtspec.sequence import Sequence
 
 
+class Refresh(NamedTuple):
+    """Queued rows of one sequence that a pass takes."""
+
+    place: int
+    """The sequence's row in the pass."""
+    sequence: Sequence
+    state: HeadState
+    rows: int
+
+
 class EagleDrafter:
     """Drafts for the sequences of a batch in common passes of the head.
 
     First the head is *refreshed*: it runs over the rows committed since it was last asked, with the target's own
-    features. Then it *expands* from what it feeds back; the next refresh overwrites the KV of those rows. Sequences
-    that take no part in a pass have rows in it, too, whose KV lands behind their refreshed rows.
+    features; over a prompt's rows during prefill already (`absorb`). Then it *expands* from what it feeds back; the
+    next refresh overwrites the KV of those rows. Sequences that take no part in a pass have rows in it, too, whose KV
+    lands behind their refreshed rows.
     """
 
     def __init__(self, head: DraftHeadRunner, cache: KVCache) -> None:
@@ -40,6 +52,14 @@ class EagleDrafter:
     def move(self, state: HeadState, source: int, destination: int) -> None:
         """Take a sequence's KV to another slot."""
         self._cache.move(source, destination, state.refreshed)
+
+    def absorb(self, slot: int, sequence: Sequence, state: HeadState) -> None:
+        """Refresh a sequence's queued rows alone until few enough are left for a pass of the batch.
+
+        Called for each prompt chunk, so that no decode step waits for a prompt, nor a prompt's features for the step.
+        """
+        while state.queued > HEAD_WIDTH:
+            self._refresh_pass([Refresh(0, sequence, state, min(state.queued - 1, HEAD_CHUNK))], [state], slot)
 
     def draft(self, sequences: Seq[Sequence], states: Seq[HeadState | None], rooms: Seq[int]) -> list[DraftTree]:
         """A draft for each sequence; empty where there is no room for one, or the head has stopped.
@@ -75,39 +95,32 @@ class EagleDrafter:
         return Draft(slot, sequence, state, top_k, growths, size)
 
     def _refresh(self, drafts: Seq[Draft], states: Seq[HeadState | None]) -> HeadOutput:
-        """Run the head over all queued rows; returns the output of each draft's last row, `[drafts, hidden]`.
-
-        Long queues are worked off alone, so that one sequence's prompt doesn't widen the pass of all.
-        """
+        """Run the head over all queued rows; returns the output of each draft's last row, `[drafts, hidden]`."""
         for draft in drafts:
-            while (queued := draft.state.queued) > HEAD_WIDTH:
-                alone = [draft._replace(slot=0)]
-                self._refresh_pass(alone, [min(queued - 1, HEAD_CHUNK)], [draft.state], draft.slot)
-        return self._refresh_pass(drafts, [draft.state.queued for draft in drafts], states, 0)
+            self.absorb(draft.slot, draft.sequence, draft.state)
+        parts = [Refresh(draft.slot, draft.sequence, draft.state, draft.state.queued) for draft in drafts]
+        return self._refresh_pass(parts, states, 0)
 
-    def _refresh_pass(
-        self, drafts: Seq[Draft], counts: Seq[int], states: Seq[HeadState | None], first_slot: int
-    ) -> HeadOutput:
-        """Run the head over the first `counts` queued rows of each draft.
+    def _refresh_pass(self, parts: Seq[Refresh], states: Seq[HeadState | None], first_slot: int) -> HeadOutput:
+        """Run the head over the first queued rows of some sequences; returns the outputs of each one's last row.
 
         Args:
-            drafts: their slots count from `first_slot`.
-            states: of all slots in the pass.
+            states: of all slots in the pass, the first of which is `first_slot`.
         """
         starts, buckets = _refreshed(states), self.head.buckets
-        width = buckets.width(max(counts))
+        width = buckets.width(max(part.rows for part in parts))
         tokens = np.zeros((len(states), width), dtype=np.int32)
         features = []
-        for draft, count in zip(drafts, counts, strict=True):
-            first = draft.state.refreshed + 1
-            tokens[draft.slot, :count] = draft.sequence.tokens[first : first + count]
-            features.append(draft.state.take(count))
+        for part in parts:
+            first = part.state.refreshed + 1
+            tokens[part.place, : part.rows] = part.sequence.tokens[first : first + part.rows]
+            features.append(part.state.take(part.rows))
         positions = starts[:, None] + np.arange(width)
         mask = np.arange(buckets.live(int(starts.max()) + width)) <= positions[:, None, :, None]
-        hidden = _spread(self.head.first_hidden(join_rows(features)), drafts, counts, tokens.shape)
+        hidden = _spread(self.head.first_hidden(join_rows(features)), parts, tokens.shape)
         rows = Rows(*map(torch.from_numpy, (tokens, positions, starts, mask)))
         output = self.head.forward(rows, hidden, self._cache.view(first_slot, len(states)))
-        ends = [draft.slot * width + count - 1 for draft, count in zip(drafts, counts, strict=True)]
+        ends = [part.place * width + part.rows - 1 for part in parts]
         return HeadOutput(view_rows(output.feedback, ends), view_rows(output.logit_hidden, ends))
 
 
@@ -116,12 +129,12 @@ def _refreshed(states: Seq[HeadState | None]) -> np.ndarray:
     return np.array([state.refreshed if state else 0 for state in states], dtype=np.int64)
 
 
-def _spread(rows: torch.Tensor, drafts: Seq[Draft], counts: Seq[int], shape: tuple[int, ...]) -> torch.Tensor:
-    """Rows `[sum of counts, hidden]` at the front of their slots, zeros behind: `[slots, width, hidden]`."""
+def _spread(rows: torch.Tensor, parts: Seq[Refresh], shape: tuple[int, ...]) -> torch.Tensor:
+    """Rows `[sum of counts, hidden]` at the front of their places, zeros behind: `[slots, width, hidden]`."""
     slots, width = shape
     if len(rows) == slots * width:
         return rows.view(slots, width, -1)
     hidden = zeros((slots, width, rows.shape[1]), rows)
-    for draft, part in zip(drafts, rows.split(list(counts)), strict=True):
-        hidden[draft.slot, : len(part)] = part
+    for part, own in zip(parts, torch.split(rows, [part.rows for part in parts]), strict=True):
+        hidden[part.place, : part.rows] = own
     return hidden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,6 +50,21 @@ class Buckets:
         if self.live_step == 1:
             return length
         return max(length, min(-(-length // self.live_step) * self.live_step, self.max_live))
+
+
+class EngineClock:
+    """Runs engines and counts the seconds spent inside them."""
+
+    def __init__(self) -> None:
+        self.engine_seconds = 0.0
+
+    def _timed(
+        self, engine: Engine, inputs: Mapping[str, torch.Tensor], cache: CacheView | None = None
+    ) -> dict[str, torch.Tensor]:
+        start = time.perf_counter()
+        outputs = engine.run(inputs, cache)
+        self.engine_seconds += time.perf_counter() - start
+        return outputs
 
 
 class Engine(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +9,9 @@ import torch
 
 from trtspec import sampling, tensors
 from trtspec.checkpoint.draft_head import DraftHeadConfig
-from trtspec.engine.base import Buckets, CacheView, Engine
+from trtspec.engine.base import Buckets, CacheView, Engine, EngineClock
 from trtspec.engine.embedding import Embedding
-from trtspec.engine.target import Rows
+from trtspec.engine.target import LmHead, Rows
 
 
 class HeadOutput(NamedTuple):
@@ -24,7 +23,7 @@ class HeadOutput(NamedTuple):
     """What the draft LM head reads, `[batch, width, hidden]`."""
 
 
-class DraftHeadRunner:
+class DraftHeadRunner(EngineClock):
     """Runs a draft head; counts the seconds spent inside engines."""
 
     buckets: Buckets = Buckets()
@@ -34,10 +33,9 @@ class DraftHeadRunner:
         config: DraftHeadConfig,
         embedding: Embedding,
         body: Engine,
-        lm_head: Engine,
+        lm_head: LmHead,
         *,
         fuse: Engine | None = None,
-        lm_head_weight: torch.Tensor | None = None,
         token_ids: torch.Tensor | None = None,
         owns_lm_head: bool = True,
         buckets: Buckets | None = None,
@@ -48,19 +46,17 @@ class DraftHeadRunner:
             embedding: the target's, or the head's own.
             lm_head: the target's own engine where the head drafts with it.
             fuse: EAGLE-3's fc over the target's features.
-            lm_head_weight: `[draft_vocab, hidden]`, where the LM head's graph takes its weight as an input.
             token_ids: int32 `[draft_vocab]`, the target's id of each row of the LM head; None is the identity.
             owns_lm_head: whether `close` frees it.
             buckets: sizes that passes are padded to; None: no padding.
         """
+        super().__init__()
         self.config = config
         self.buckets = buckets or Buckets()
-        self.engine_seconds = 0.0
         self._embedding = embedding
         self._body = body
         self._lm_head = lm_head
         self._fuse = fuse
-        self._lm_head_inputs = {} if lm_head_weight is None else {tensors.LM_HEAD_WEIGHT: lm_head_weight}
         self._token_ids = None if token_ids is None else token_ids.cpu().numpy().copy()
         self._owns_lm_head = owns_lm_head
 
@@ -76,15 +72,7 @@ class DraftHeadRunner:
         Args:
             hidden: contiguous `[batch, width, hidden]` on the head's device, no part of its last output.
         """
-        if self._body.device.type != "cpu":
-            rows = rows.to(self._body.device)
-        inputs = {
-            tensors.INPUTS_EMBEDS: self._embedding.rows(rows.tokens),
-            tensors.HIDDEN_INPUT: hidden,
-            tensors.POSITION_IDS: rows.positions,
-            tensors.CACHE_LENGTH: rows.cache_length,
-            tensors.TREE_MASK: rows.mask,
-        }
+        inputs = {**rows.inputs(self._embedding, self._body.device), tensors.HIDDEN_INPUT: hidden}
         outputs = self._timed(self._body, inputs, cache)
         feedback = outputs[tensors.FEEDBACK]
         return HeadOutput(feedback, outputs.get(tensors.LOGIT_HIDDEN, feedback))
@@ -108,21 +96,13 @@ class DraftHeadRunner:
 
     def close(self) -> None:
         """Free the engines that are the head's own."""
-        for engine in (self._body, self._fuse, self._lm_head if self._owns_lm_head else None):
+        for engine in (self._body, self._fuse, self._lm_head.engine if self._owns_lm_head else None):
             if engine is not None:
                 engine.close()
 
     def _logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Logits `[rows, draft_vocab]`, valid until the LM head's next run."""
-        return self._timed(self._lm_head, {tensors.HIDDEN_ROWS: hidden_rows, **self._lm_head_inputs})[tensors.LOGITS]
+        return self._timed(self._lm_head.engine, self._lm_head.inputs(hidden_rows))[tensors.LOGITS]
 
     def _target_ids(self, draft_ids: np.ndarray) -> np.ndarray:
         return draft_ids if self._token_ids is None else self._token_ids[draft_ids]
-
-    def _timed(
-        self, engine: Engine, inputs: dict[str, torch.Tensor], cache: CacheView | None = None
-    ) -> dict[str, torch.Tensor]:
-        start = time.perf_counter()
-        outputs = engine.run(inputs, cache)
-        self.engine_seconds += time.perf_counter() - start
-        return outputs

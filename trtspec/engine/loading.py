@@ -14,7 +14,7 @@ from trtspec.engine.draft_head import DraftHeadRunner
 from trtspec.engine.embedding import Embedding
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.onnxruntime_engine import OnnxRuntimeEngine, set_threads
-from trtspec.engine.target import Target, map_weight
+from trtspec.engine.target import LmHead, Target, map_weight
 from trtspec.engine.tensorrt_engine import TensorRTEngine, usable
 from trtspec.engine_dir import EngineDir
 from trtspec.errors import ConfigError, EngineDirError, UserError
@@ -80,11 +80,11 @@ def load_target(engine_dir: EngineDir, runtime: str, config: TargetConfig) -> tu
     )
     body = _load_engine(runtime, graphs["target"], body_spec)
     if on_cpu:
-        return Target(table, body, lm_head), device
+        return Target(table, body, LmHead(lm_head)), device
     table = table.to(device)
     tied = engine_dir.lm_head == engine_dir.embedding
     weight = table if tied else map_weight(engine_dir.path, engine_dir.lm_head).to(device)
-    return Target(table, body, lm_head, weight, graph_buckets(engine_dir.limits)), device
+    return Target(table, body, LmHead(lm_head, weight), graph_buckets(engine_dir.limits)), device
 
 
 def load_draft_head(engine_dir: EngineDir, runtime: str, target: Target) -> tuple[DraftHeadRunner, KVCache]:
@@ -105,11 +105,12 @@ def load_draft_head(engine_dir: EngineDir, runtime: str, target: Target) -> tupl
         return None if ref is None else map_weight(engine_dir.path, ref).to(device)
 
     own_table = load(record.embedding)
-    lm_head, lm_head_weight = target.lm_head, target.lm_head_weight
-    if record.lm_head != "target":
-        lm_head_weight = None if on_cpu else load(record.lm_head_weight)
-        spec = draft_lm_head_spec(config, dtype, weight_as_input=lm_head_weight is not None)
-        lm_head = _load_engine(runtime, graphs["draft_lm_head"], spec)
+    owns_lm_head = record.lm_head != "target"
+    lm_head = target.lm_head
+    if owns_lm_head:
+        weight = None if on_cpu else load(record.lm_head_weight)
+        spec = draft_lm_head_spec(config, dtype, weight_as_input=weight is not None)
+        lm_head = LmHead(_load_engine(runtime, graphs["draft_lm_head"], spec), weight)
     body = _load_engine(runtime, graphs["draft_head"], draft_head_spec(config, limits.head_cache_rows, dtype))
     runner = DraftHeadRunner(
         config,
@@ -117,9 +118,8 @@ def load_draft_head(engine_dir: EngineDir, runtime: str, target: Target) -> tupl
         body,
         lm_head,
         fuse=_load_engine(runtime, graphs["fuse"], fuse_spec(config, dtype)) if "fuse" in graphs else None,
-        lm_head_weight=lm_head_weight,
         token_ids=load(record.token_ids),
-        owns_lm_head=record.lm_head != "target",
+        owns_lm_head=owns_lm_head,
         buckets=None if on_cpu else head_buckets(limits),
     )
     return runner, _head_cache(config, limits, dtype, device)
@@ -160,8 +160,7 @@ def check_memory(
     limits, size = engine_dir.limits, ITEM_SIZES[engine_dir.dtype]
     cache = config.kv_bytes_per_token(size) * limits.cache_rows * limits.max_batch_size
     if head_config is not None:
-        head_row = 2 * head_config.num_layers * head_config.num_kv_heads * head_config.head_dim * size
-        cache += head_row * limits.head_cache_rows * limits.max_batch_size
+        cache += head_config.kv_bytes_per_token(size) * limits.head_cache_rows * limits.max_batch_size
     weights = sum(record.size for name, record in engine_dir.files.items() if not name.startswith("tokenizer/"))
     free = _free_bytes(device)
     if cache + weights > free:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from trtspec import tensors
-from trtspec.engine.base import TORCH_DTYPES, Buckets, CacheView, Engine
+from trtspec.engine.base import TORCH_DTYPES, Buckets, CacheView, Engine, EngineClock
 from trtspec.engine.embedding import Embedding
 from trtspec.tensors import WeightRef
 
@@ -26,9 +25,27 @@ class Rows(NamedTuple):
     mask: torch.Tensor
     """bool `[batch, 1, width, live_len]`"""
 
-    def to(self, device: torch.device) -> Rows:
-        """The same on a device."""
-        return Rows(*[tensor.to(device) for tensor in (self.tokens, self.positions, self.cache_length, self.mask)])
+    def inputs(self, embedding: Embedding, device: torch.device) -> dict[str, torch.Tensor]:
+        """What a graph of decoder layers on a device takes of them."""
+        rows = self if device.type == "cpu" else Rows(*[tensor.to(device) for tensor in self])
+        return {
+            tensors.INPUTS_EMBEDS: embedding.rows(rows.tokens),
+            tensors.POSITION_IDS: rows.positions,
+            tensors.CACHE_LENGTH: rows.cache_length,
+            tensors.TREE_MASK: rows.mask,
+        }
+
+
+class LmHead(NamedTuple):
+    """An LM head's engine, and its weight `[vocab, hidden]` where the graph takes that as an input."""
+
+    engine: Engine
+    weight: torch.Tensor | None = None
+
+    def inputs(self, hidden_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the engine takes of contiguous hidden rows `[rows, hidden]`."""
+        weight = {} if self.weight is None else {tensors.LM_HEAD_WEIGHT: self.weight}
+        return {tensors.HIDDEN_ROWS: hidden_rows, **weight}
 
 
 class Pass(NamedTuple):
@@ -40,7 +57,7 @@ class Pass(NamedTuple):
     """What a draft head takes, `[batch, width, features]`: the tapped residual streams, or else `hidden` itself."""
 
 
-class Target:
+class Target(EngineClock):
     """Runs the target; counts the seconds spent inside engines."""
 
     buckets: Buckets = Buckets()
@@ -49,56 +66,35 @@ class Target:
         self,
         embedding: torch.Tensor,
         body: Engine,
-        lm_head: Engine,
-        lm_head_weight: torch.Tensor | None = None,
+        lm_head: LmHead,
         buckets: Buckets | None = None,
     ) -> None:
         """Nothing is copied.
 
         Args:
             embedding: the table `[vocab, hidden]`, wherever it lies.
-            lm_head_weight: `[vocab, hidden]`, where the LM head's graph takes its weight as an input.
             buckets: sizes that decode passes are padded to; None: no padding.
         """
+        super().__init__()
         self.buckets = buckets or Buckets()
         self.embedding = Embedding(embedding)
         self.lm_head = lm_head
-        self.lm_head_weight = lm_head_weight
         self._body = body
-        self._lm_head_inputs = {} if lm_head_weight is None else {tensors.LM_HEAD_WEIGHT: lm_head_weight}
-        self.engine_seconds = 0.0
 
     def forward(self, rows: Rows, cache: CacheView) -> Pass:
         """The hidden states of rows whose KV is written behind the cache's."""
-        if self._body.device.type != "cpu":
-            rows = rows.to(self._body.device)
-        inputs = {
-            tensors.INPUTS_EMBEDS: self.embedding.rows(rows.tokens),
-            tensors.POSITION_IDS: rows.positions,
-            tensors.CACHE_LENGTH: rows.cache_length,
-            tensors.TREE_MASK: rows.mask,
-        }
-        outputs = self._timed(self._body, inputs, cache)
+        outputs = self._timed(self._body, rows.inputs(self.embedding, self._body.device), cache)
         hidden = outputs[tensors.HIDDEN_STATES]
         return Pass(hidden, outputs.get(tensors.AUX_HIDDEN_STATES, hidden))
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Logits `[rows, vocab]` of contiguous hidden rows `[rows, hidden]`."""
-        inputs = {tensors.HIDDEN_ROWS: hidden_rows, **self._lm_head_inputs}
-        return self._timed(self.lm_head, inputs)[tensors.LOGITS]
+        return self._timed(self.lm_head.engine, self.lm_head.inputs(hidden_rows))[tensors.LOGITS]
 
     def close(self) -> None:
         """Free the engines."""
         self._body.close()
-        self.lm_head.close()
-
-    def _timed(
-        self, engine: Engine, inputs: dict[str, torch.Tensor], cache: CacheView | None = None
-    ) -> dict[str, torch.Tensor]:
-        start = time.perf_counter()
-        outputs = engine.run(inputs, cache)
-        self.engine_seconds += time.perf_counter() - start
-        return outputs
+        self.lm_head.engine.close()
 
 
 def map_weight(directory: Path, ref: WeightRef) -> torch.Tensor:

@@ -22,7 +22,6 @@ def export_head(
     vocab_size: int,
     max_positions: int,
     ranking: Seq[int] = (),
-    force: bool = False,
 ) -> None:
     """Write config.json, model.safetensors in float16, and RANKING; the directory appears complete or not at all.
 
@@ -56,7 +55,7 @@ def export_head(
         "torch_dtype": "float16",
         "vocab_size": vocab_size,
     }
-    with staged_directory(directory, force=force) as staging:
+    with staged_directory(directory, force=False) as staging:
         save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config, indent=2, sort_keys=True)
         (staging / "config.json").write_text(text + "\n", encoding="utf-8")

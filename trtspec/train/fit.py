@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import hashlib
+import itertools
 import json
 import logging
 import math
@@ -30,7 +33,7 @@ CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 class TrainConfig:
     """How to train; equal values give the same run on the same machine."""
 
-    epochs: int = 4
+    epochs: int = 3
     rows_per_step: int = 4096
     """Padded rows of an optimizer step."""
     rows_per_pass: int = 4096
@@ -59,14 +62,12 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TargetTables:
-    """What the head shares with its target: the embedding table and the LM head's rows that the loss looks at."""
+    """What the head shares with its target, both float32 `[vocab, hidden]`, and the tokens that the loss looks at."""
 
     embedding: torch.Tensor
     lm_head: torch.Tensor
     token_ids: torch.Tensor
-    """int64: the token of each row of `lm_head`, ascending."""
-    full_lm_head: torch.Tensor
-    """All its rows `[vocab, hidden]`, which say what the target chooses."""
+    """int64 `[loss_vocab]`, ascending."""
 
 
 class Trainer:
@@ -85,7 +86,8 @@ class Trainer:
         self.training, self.held_out = data.split(config.held_out, config.seed)
         self._scale = self.training.feature_scale()
         self._dtype = getattr(torch, config.precision)
-        self._lm_head = tables.lm_head.to(self._dtype)
+        self._rows = tables.lm_head[tables.token_ids]
+        self._lm_head = self._rows.to(self._dtype)
         torch.manual_seed(config.seed)
         self.head = EagleHead(sizes).to(self.device)
         matrices = [p for p in self.head.parameters() if p.ndim == 2]
@@ -100,9 +102,11 @@ class Trainer:
             torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self._rates = [config.matrix_learning_rate, config.learning_rate]
-        self.passes_per_epoch = sum(1 for _ in self.training.batches(config.rows_per_pass, 0))
+        # Passes behind the end of each epoch: epochs differ a little in their number of batches.
+        counts = [self.training.num_batches(config.rows_per_pass, self._seed_of(n)) for n in range(config.epochs)]
+        self._epoch_ends = list(itertools.accumulate(counts))
         self.passes_per_step = max(1, round(config.rows_per_step / config.rows_per_pass))
-        self.total_passes = self.passes_per_epoch * config.epochs
+        self.total_passes = self._epoch_ends[-1]
         self.done = 0
         """Passes (forward and backward) behind us."""
         self.seconds = 0.0
@@ -112,26 +116,27 @@ class Trainer:
     def run(self, progress: Callable[[int, int, float], None] | None = None) -> None:
         """Train to the end; `progress` gets passes done, passes in all, and the loss per token."""
         last_saved = last = time.monotonic()
-        for epoch in range(self.done // self.passes_per_epoch, self.config.epochs):
-            batches = self.training.batches(self.config.rows_per_pass, self.config.seed + 1 + epoch)
-            for at, batch in enumerate(batches, start=epoch * self.passes_per_epoch):
-                # Batches differ a little in number from epoch to epoch, as lengths meet differently.
-                if at < self.done or at >= (epoch + 1) * self.passes_per_epoch:
-                    continue
-                loss = self._pass(batch)
-                self.done = at + 1
-                if self.done % self.passes_per_step == 0:
+        for epoch in range(bisect.bisect_right(self._epoch_ends, self.done), self.config.epochs):
+            begun, end = (self._epoch_ends[epoch - 1] if epoch else 0), self._epoch_ends[epoch]
+            losses = []
+            for batch in self.training.batches(self.config.rows_per_pass, self._seed_of(epoch), self.done - begun):
+                losses.append(self._pass(batch))
+                self.done += 1
+                stepped = (self.done - begun) % self.passes_per_step == 0 or self.done == end
+                if stepped:
                     self._step()
                 now = time.monotonic()
                 self.seconds, last = self.seconds + now - last, now
                 if progress:
-                    progress(self.done, self.total_passes, loss)
-                if now - last_saved > 60 * self.config.checkpoint_minutes and self.done % self.passes_per_step == 0:
+                    progress(self.done, self.total_passes, losses[-1])
+                if stepped and self.done < end and now - last_saved > 60 * self.config.checkpoint_minutes:
                     self._save()
                     last_saved = now
-            self.done = (epoch + 1) * self.passes_per_epoch
-            self._report(epoch)
+            self._report(epoch, sum(losses) / len(losses))
             self._save()
+
+    def _seed_of(self, epoch: int) -> int:
+        return self.config.seed + 1 + epoch
 
     def acceptance(self, data: TrainingData | None = None) -> list[float]:
         """Held-out acceptance: for each draft step, the part of the anchors where this and all before are right.
@@ -143,11 +148,22 @@ class Trainer:
         self.head.eval()
         with torch.no_grad():
             for batch in (data or self.held_out).batches(self.config.rows_per_pass, 0):
-                hits = _hits(self, batch)
+                hits = self._hits(self.to_device(batch))
                 right += torch.tensor([float(hit.sum()) for hit in hits])
                 count += torch.tensor([float(len(hit)) for hit in hits])
         self.head.train()
         return (right / count.clamp(min=1)).tolist()
+
+    def _hits(self, batch: Batch) -> list[torch.Tensor]:
+        """Per draft step, bool over the anchors of an answer that reach that far: whether all so far were right."""
+        good = torch.ones(batch.tokens.numel(), dtype=torch.bool, device=self.device)
+        hits = []
+        for step in unroll(self.head, self.tables.embedding, batch, self.config.unrolled, batch.hidden.float()):
+            ours = self.tables.token_ids[(step.output @ self._rows.T).argmax(-1)]
+            theirs = (step.truth @ self.tables.lm_head.T).argmax(-1)
+            good[step.anchors] &= ours == theirs
+            hits.append(good[step.anchors])
+        return hits
 
     def _pass(self, batch: Batch) -> float:
         """Forward and backward of one batch; the mean loss per predicted token of the first step."""
@@ -199,17 +215,18 @@ class Trainer:
             return part / self.config.warmup
         return 0.5 * (1 + math.cos(math.pi * (part - self.config.warmup) / (1 - self.config.warmup)))
 
-    def _report(self, epoch: int) -> None:
+    def _report(self, epoch: int, loss: float) -> None:
         accepted = self.acceptance()
         entry = {
             "epoch": epoch + 1,
+            "loss": round(loss, 4),
             "minutes": round(self.seconds / 60, 1),
             "acceptance": [round(value, 4) for value in accepted],
             "acceptance_length": round(1 + sum(accepted), 4),
         }
         with (self.directory / LOG).open("a", encoding="utf-8") as log:
             log.write(json.dumps(entry) + "\n")
-        logger.info("epoch %d: held-out acceptance %s", epoch + 1, entry["acceptance"])
+        logger.info("epoch %d: loss %.3f, held-out acceptance %s", epoch + 1, loss, entry["acceptance"])
 
     def _save(self) -> None:
         state: dict[str, Any] = {
@@ -243,20 +260,5 @@ class Trainer:
             "sizes": asdict(self.head.sizes),
             "sequences": len(self.training),
             "tokens": self.training.num_tokens,
-            "draft_vocab": len(self.tables.token_ids),
+            "loss_vocab": hashlib.sha256(self.tables.token_ids.cpu().numpy().tobytes()).hexdigest(),
         }
-
-
-def _hits(trainer: Trainer, batch: Batch) -> list[torch.Tensor]:
-    """Per draft step, bool over the anchors of an answer that reach that far: whether all so far were right."""
-    batch = trainer.to_device(batch)
-    good = torch.ones(batch.tokens.numel(), dtype=torch.bool, device=trainer.device)
-    hits = []
-    tables = trainer.tables
-    features = batch.hidden.to(tables.lm_head.dtype)
-    for step in unroll(trainer.head, tables.embedding, batch, trainer.config.unrolled, features):
-        ours = tables.token_ids[(step.output @ tables.lm_head.T).argmax(-1)]
-        theirs = (step.truth @ tables.full_lm_head.T).argmax(-1)
-        good[step.anchors] &= ours == theirs
-        hits.append(good[step.anchors])
-    return hits

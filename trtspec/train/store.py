@@ -150,8 +150,21 @@ class TrainingData:
         rows = torch.cat([example.hidden for example in self._examples[:samples]]).float()
         return float(rows.square().mean().sqrt())
 
-    def batches(self, rows: int, seed: int) -> Iterator[Batch]:
-        """Every sequence once, in an order that the seed decides, in batches of at most `rows` padded rows."""
+    def batches(self, rows: int, seed: int, start: int = 0) -> Iterator[Batch]:
+        """Every sequence once, in an order that the seed decides, in batches of at most `rows` padded rows.
+
+        Args:
+            start: batches to leave out at the beginning.
+        """
+        for group in self._groups(rows, seed)[start:]:
+            yield _pad([self._examples[index] for index in group])
+
+    def num_batches(self, rows: int, seed: int) -> int:
+        """How many batches there are for a seed: lengths meet differently in each order."""
+        return len(self._groups(rows, seed))
+
+    def _groups(self, rows: int, seed: int) -> list[list[int]]:
+        """The sequences of each batch."""
         rng = random.Random(seed)
         order = list(range(len(self._examples)))
         rng.shuffle(order)
@@ -160,8 +173,7 @@ class TrainingData:
             window = sorted(order[at : at + _SORTED_TOGETHER], key=lambda index: len(self._examples[index].tokens))
             groups += _cut(window, [len(self._examples[index].tokens) for index in window], rows)
         rng.shuffle(groups)
-        for group in groups:
-            yield _pad([self._examples[index] for index in group])
+        return groups
 
 
 def _cut(indices: list[int], lengths: list[int], rows: int) -> list[list[int]]:

@@ -27,24 +27,27 @@ def target_tables(engine_dir: EngineDir, data: TrainingData, loss_vocab: int, de
             f"the training data has hidden states of {data.hidden_size}, the target of {config.hidden_size}; collect "
             "it with this target"
         )
-    token_ids = _by_frequency(data, config)[:loss_vocab].sort().values.to(device)
+    token_ids = _by_frequency(_counts(data, config))[:loss_vocab].sort().values.to(device)
     embedding = map_weight(engine_dir.path, engine_dir.embedding).to(device).float()
     tied = engine_dir.lm_head == engine_dir.embedding
-    full = embedding if tied else map_weight(engine_dir.path, engine_dir.lm_head).to(device).float()
-    return TargetTables(embedding, full[token_ids].contiguous(), token_ids, full)
+    lm_head = embedding if tied else map_weight(engine_dir.path, engine_dir.lm_head).to(device).float()
+    return TargetTables(embedding, lm_head, token_ids)
 
 
 def token_ranking(data: TrainingData, engine_dir: EngineDir) -> list[int]:
     """The end-of-sequence tokens, then those that occur in the answers, the most frequent first."""
-    config = TargetConfig.from_json(engine_dir.target.config)
-    occurring = set(data.token_counts(config.vocab_size).nonzero().flatten().tolist()) | set(config.eos_token_ids)
-    return _by_frequency(data, config)[: len(occurring)].tolist()
+    counts = _counts(data, TargetConfig.from_json(engine_dir.target.config))
+    return _by_frequency(counts)[: int(counts.count_nonzero())].tolist()
 
 
-def _by_frequency(data: TrainingData, config: TargetConfig) -> torch.Tensor:
-    """All tokens, int64 `[vocab]`: end of sequence, which the data leaves out as last one, then by frequency."""
+def _counts(data: TrainingData, config: TargetConfig) -> torch.Tensor:
+    """How often each token occurs, int64 `[vocab]`; end of sequence, which the data leaves out as last, most often."""
     counts = data.token_counts(config.vocab_size)
     counts[list(config.eos_token_ids)] = counts.max() + 1
+    return counts
+
+
+def _by_frequency(counts: torch.Tensor) -> torch.Tensor:
     # A stable sort keeps equal counts in the order of their ids.
     return torch.argsort(counts, descending=True, stable=True)
 

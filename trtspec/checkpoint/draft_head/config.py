@@ -115,6 +115,10 @@ class DraftHeadConfig:
         """Target hidden states that are concatenated for one row."""
         return len(self.boundaries) or 1
 
+    def kv_bytes_per_token(self, item_size: int) -> int:
+        """Bytes of the head's KV cache that one token takes over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_size
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back."""
         ids = None if self.token_ids is None else list(self.token_ids)

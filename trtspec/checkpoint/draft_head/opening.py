@@ -97,14 +97,7 @@ def describe(head: DraftHead) -> dict[str, Any]:
     return {
         "kind": "draft head",
         "config": {**head.config.to_json(), "token_ids": None if ids is None else len(ids)},
-        "decisions": {
-            decision.name: {
-                "value": list(decision.value) if isinstance(decision.value, tuple) else decision.value,
-                "origin": decision.origin,
-                **({"note": decision.note} if decision.note else {}),
-            }
-            for decision in head.decisions
-        },
+        "decisions": {decision.name: decision.to_json() for decision in head.decisions},
         "tensors": len(head.tensors.tensors),
         "dtypes": dtypes,
         "problems": list(head.warnings),

@@ -20,6 +20,11 @@ class Decision:
     origin: str
     note: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """Value, origin and, where there is one, note."""
+        value = list(self.value) if isinstance(self.value, tuple) else self.value
+        return {"value": value, "origin": self.origin, **({"note": self.note} if self.note else {})}
+
 
 @dataclass
 class Findings:
