@@ -26,6 +26,18 @@ FEEDBACK = "feedback"
 LOGIT_HIDDEN = "logit_hidden"
 FEATURES = "features"
 FUSED = "fused"
+HISTORY = "history"
+LENGTHS = "lengths"
+EAGLE_TOKENS = "eagle_tokens"
+EAGLE_PARENTS = "eagle_parents"
+EAGLE_COUNTS = "eagle_counts"
+ROOM = "room"
+DRAFT_TOKENS = "draft_tokens"
+DRAFT_PARENTS = "draft_parents"
+DRAFT_DEPTHS = "draft_depths"
+DRAFT_SOURCES = "draft_sources"
+DRAFT_COUNTS = "draft_counts"
+MATCH_LENGTHS = "match_lengths"
 
 
 @dataclass(frozen=True)
@@ -176,4 +188,38 @@ def lm_head_spec(
         name=name,
         inputs=(TensorSpec(HIDDEN_ROWS, dtype, ("rows", hidden_size)), *weight),
         outputs=(TensorSpec(LOGITS, dtype, ("rows", vocab_size)),),
+    )
+
+
+def proposal_spec(*, max_len: int, branches: int, eagle_nodes: int, size: int) -> GraphSpec:
+    """A sequence's committed tokens and EAGLE's tree in, one draft tree out; all int32.
+
+    Args:
+        max_len: length of the history's axis; what lies behind a sequence's length is undefined.
+        branches: n-gram matches per sequence.
+        eagle_nodes: room for EAGLE's nodes.
+        size: room for the nodes of the tree.
+    """
+
+    def tensor(name: str, *axes: int) -> TensorSpec:
+        return TensorSpec(name, "int32", ("batch", *axes))
+
+    return GraphSpec(
+        name="proposal",
+        inputs=(
+            tensor(HISTORY, max_len),
+            tensor(LENGTHS),
+            tensor(EAGLE_TOKENS, eagle_nodes),
+            tensor(EAGLE_PARENTS, eagle_nodes),
+            tensor(EAGLE_COUNTS),
+            tensor(ROOM),
+        ),
+        outputs=(
+            tensor(DRAFT_TOKENS, size),
+            tensor(DRAFT_PARENTS, size),
+            tensor(DRAFT_DEPTHS, size),
+            tensor(DRAFT_SOURCES, size),
+            tensor(DRAFT_COUNTS),
+            tensor(MATCH_LENGTHS, branches),
+        ),
     )

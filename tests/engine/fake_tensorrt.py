@@ -116,6 +116,39 @@ class FakeEngine:
         return self.contexts[-1]
 
 
+class FakeParser:
+    """Reads any graph as an empty network, and keeps what it was told before."""
+
+    def __init__(self, network: object, logger: object) -> None:
+        self.network = network
+        self.flags: list[str] = []
+
+    def set_flag(self, flag: str) -> None:
+        self.flags.append(flag)
+
+    def parse_from_file(self, path: str) -> bool:
+        return True
+
+
+def install_parser(monkeypatch, module_path: str, *, has_flags: bool = True) -> None:
+    """Put a fake builder and parser in the place of TensorRT's; networks are what they were created with.
+
+    Args:
+        has_flags: whether the package knows plugins that are compiled ahead of time, and a parser that prefers them.
+    """
+    flags = {"ENABLE_PLUGIN_OVERRIDE": "plugins first"} if has_flags else {}
+    creation = {"PREFER_AOT_PYTHON_PLUGINS": 2} if has_flags else {}
+    fake = types.SimpleNamespace(
+        Builder=lambda logger: types.SimpleNamespace(create_network=lambda flags: flags),
+        NetworkDefinitionCreationFlag=types.SimpleNamespace(STRONGLY_TYPED=1, **creation),
+        OnnxParserFlag=types.SimpleNamespace(**flags),
+        OnnxParser=FakeParser,
+    )
+    monkeypatch.setattr(f"{module_path}.load_tensorrt", lambda runtime: fake)
+    logger = types.SimpleNamespace(take_errors=list)
+    monkeypatch.setattr(f"{module_path}.tensorrt_logger", lambda runtime: logger)
+
+
 class FakeStream:
     cuda_stream = 7
 

@@ -50,8 +50,11 @@ def parse_network(runtime: str, onnx_path: Path, spec: GraphSpec) -> ParsedNetwo
         builder = trt.Builder(trt_logger)
     except Exception as error:
         raise EngineError(message(f"{runtime} made no builder", trt_logger.take_errors() or [str(error)])) from error
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    network = builder.create_network(_network_flags(runtime, trt))
     parser = trt.OnnxParser(network, trt_logger)
+    if runtime == "tensorrt" and hasattr(trt.OnnxParserFlag, "ENABLE_PLUGIN_OVERRIDE"):
+        # Versions differ in what they take for a node that has both: a registered plugin, or the graph's function.
+        parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
     if not parser.parse_from_file(str(onnx_path)):
         # The parser's own errors leave out which file could not be opened.
         raise EngineError(message(f"{runtime} could not parse the graph {onnx_path}", trt_logger.take_errors()))
@@ -59,6 +62,16 @@ def parse_network(runtime: str, onnx_path: Path, spec: GraphSpec) -> ParsedNetwo
     if _needs_decomposition(spec):
         _allow_decomposition(parsed)
     return parsed
+
+
+def _network_flags(runtime: str, trt: ModuleType) -> int:
+    creation = trt.NetworkDefinitionCreationFlag
+    flags = 1 << int(creation.STRONGLY_TYPED)
+    # TensorRT-RTX has the parser's flag too, but takes no plugins made in Python, and refuses this one.
+    if runtime == "tensorrt" and hasattr(creation, "PREFER_AOT_PYTHON_PLUGINS"):
+        # The plugins of trtspec come both compiled and as Python functions; TensorRT wants to be told which to take.
+        flags |= 1 << int(creation.PREFER_AOT_PYTHON_PLUGINS)
+    return flags
 
 
 def check_network(parsed: ParsedNetwork, spec: GraphSpec) -> None:

@@ -1,0 +1,3 @@
+"""The bindings' own module."""
+
+from tensorrt_bindings.plugin import *  # noqa: F403
