@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec import sampling
+from trtspec.sampling import choose
 
 
 def by_sorting(logits: torch.Tensor, count: int) -> list[list[int]]:
@@ -31,7 +32,7 @@ def test_top_k(rows: int, vocab: int, distinct: int, dtype: str, function: str, 
     logits = (torch.randint(0, distinct, (rows, vocab), generator=generator) / 4 - 1).to(getattr(torch, dtype))
     right = by_sorting(logits, count)
     log_probs = torch.log_softmax(logits.double(), dim=1).gather(1, torch.tensor(right))
-    ids, found = getattr(sampling, function)(logits.float() if function != "top_k" else logits, count)
+    ids, found = getattr(choose, function)(logits.float() if function != "top_k" else logits, count)
     assert ids.tolist() == right
     assert found.dtype == np.float32
     assert found == pytest.approx(log_probs.numpy(), abs=2e-5)

@@ -1,4 +1,4 @@
-"""From logits to tokens. All ties go to the lowest id."""
+"""The most probable tokens of logits, on the host or on the device. All ties go to the lowest id."""
 
 from __future__ import annotations
 
