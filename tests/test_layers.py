@@ -110,7 +110,9 @@ def test_plugins_import_nothing_of_trtspec_but_themselves(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*FILES, *PLUGIN_FILES], ids=relative)
 def test_heavy_packages_are_not_imported_at_module_level(path: Path) -> None:
-    assert HEAVY.isdisjoint(imported_at_module_level(ast.parse(path.read_bytes())))
+    # A kernel is a function of the Triton language, so its own file can't do without; others import that file late.
+    own = {"triton"} if path.parent == ROOT / "plugins" / "kernels" else set()
+    assert not (HEAVY - own).intersection(imported_at_module_level(ast.parse(path.read_bytes())))
 
 
 def test_package_init_imports_on_first_use_only() -> None:

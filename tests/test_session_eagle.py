@@ -132,9 +132,9 @@ def test_drafts_come_from_the_targets_own_features(
     drafted: list[tuple[list[int], DraftTree]] = []
     honest = EagleDrafter.draft
 
-    def note(self: EagleDrafter, sequences: Any, states: Any, rooms: Any) -> list[DraftTree]:
-        histories = [sequence.history.tolist() for sequence in sequences]
-        trees = honest(self, sequences, states, rooms)
+    def note(self: EagleDrafter, asks: Any, rule: Any = None) -> list[DraftTree]:
+        histories = [ask.sequence.history.tolist() for ask in asks]
+        trees = honest(self, asks, rule)
         drafted.extend(zip(histories, trees, strict=True))
         return trees
 
@@ -177,13 +177,11 @@ def test_features_are_the_targets(opened: Opened, huggingface: Any, prompt: list
 @pytest.mark.parametrize("opened", ["e1", "e3"], indirect=True)
 def test_methods_and_default(opened: Opened) -> None:
     session = opened.session
-    assert session.methods == ("none", "ngram", "eagle")
-    # An EAGLE-1 head drafts with the target's LM head: too dear on the CPU to be the default.
-    own_lm_head = opened.graphs.config.kind == "eagle3"
-    assert session.default_method == ("eagle" if own_lm_head else "ngram")
+    assert session.methods == ("none", "ngram", "eagle", "ngram-eagle")
+    assert session.default_method == "ngram-eagle"
     [completion] = session.generate([PROMPTS[0]], SAMPLING)
-    assert (completion.stats.by_source["eagle"].draft_tokens > 0) == own_lm_head
-    assert (completion.metrics["stage_ms"]["eagle"] > 0) == own_lm_head
+    policy = completion.metrics["policy"]
+    assert sum(policy[f"{kind}_steps"] for kind in ("plain", "ngram", "eagle", "both")) == completion.stats.steps
     [ngram] = session.generate([PROMPTS[0]], SAMPLING, trtspec.SpeculationConfig(method="ngram"))
     assert ngram.metrics["stage_ms"]["eagle"] == ngram.stats.by_source["eagle"].drafts == 0
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +16,25 @@ from typing import Any
 import torch
 
 from trtspec.checkpoint.target import TargetConfig
-from trtspec.config import SamplingParams, SpeculationConfig
+from trtspec.config import AUTO, SamplingParams, SpeculationConfig
+from trtspec.decode.cost_store import Costs, load_costs, machine_key, store_costs
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
+from trtspec.decode.profile import CONTEXT, measure_head, measure_target
 from trtspec.decode.scheduler import Scheduler
 from trtspec.decode.stats import Stats
-from trtspec.decode.step import Drafters, prompt_features, prompt_logits
+from trtspec.decode.step import prompt_features, prompt_logits
 from trtspec.draft.eagle import EagleDrafter
 from trtspec.draft.ngram import NgramDrafter
+from trtspec.draft.policy import AutoPolicy
+from trtspec.draft.proposer import Drafters
 from trtspec.engine.base import TORCH_DTYPES
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.loading import choose_runtime, load_draft_head, load_target
 from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
 from trtspec.errors import ConfigError, EngineDirError, PromptError, UserError
 from trtspec.prompt import Prompt, check_prompts, prompt_ids
+from trtspec.sampling import TokenLogprob
 from trtspec.sequence import Sequence
 from trtspec.tokenizer import Tokenizer
 
@@ -50,6 +56,12 @@ class Completion:
     time_to_first_token_ms: float
     seconds: float
     """From the start of the request to its last token, waiting for a slot included."""
+    seed: int | None = None
+    """What its tokens were drawn with; None where they were not drawn."""
+    logprobs: list[TokenLogprob] | None = None
+    """One for each token, where they were asked for."""
+    policy: Mapping[str, Any] | None = None
+    """What the `auto` merge did and learned; None for other methods."""
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -58,6 +70,7 @@ class Completion:
             **self.stats.metrics(),
             "time_to_first_token_ms": self.time_to_first_token_ms,
             "tokens_per_second": len(self.token_ids) / self.seconds,
+            **({} if self.policy is None else {"policy": dict(self.policy)}),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +81,8 @@ class Completion:
             "token_ids": self.token_ids,
             "prompt_tokens": self.prompt_tokens,
             "finish_reason": self.finish_reason,
-            "logprobs": None,
+            "seed": self.seed,
+            "logprobs": None if self.logprobs is None else [each.to_json() for each in self.logprobs],
             "metrics": self.metrics,
         }
 
@@ -111,7 +125,9 @@ class Session:
             except BaseException:
                 self._target.close()
                 raise
-        self._scheduler = Scheduler(self._target, self._cache, self.limits, Drafters(NgramDrafter(), self._eagle))
+        self._drafters = Drafters(NgramDrafter(), self._eagle)
+        self._scheduler = Scheduler(self._target, self._cache, self.limits, self._drafters)
+        self._machine = machine_key(runtime, device)
         self._eos = frozenset(self._config.eos_token_ids)
         self._closed = False
 
@@ -154,6 +170,9 @@ class Session:
         """Free the engines; nothing can be generated afterwards."""
         if not self._closed:
             self._closed = True
+            if self._drafters.policy is not None:
+                policy = self._drafters.policy
+                store_costs(self.engine_dir.path, self._machine, Costs(policy.verify, policy.head))
             self._target.close()
             if self._eagle is not None:
                 self._eagle.head.close()
@@ -165,14 +184,8 @@ class Session:
 
     @property
     def default_method(self) -> str:
-        """The method where none is asked for.
-
-        "eagle" where there is a head, except one that drafts with the target's whole LM head on the CPU, where that
-        costs a third of a decode step for each draft token; else "ngram".
-        """
-        record = self.engine_dir.draft_head
-        cheap = record is not None and (record.lm_head != "target" or self.runtime != "onnxruntime")
-        return "eagle" if "eagle" in self.methods and cheap else "ngram"
+        """The method where none is asked for: "ngram-eagle" where there is a head, else "ngram"."""
+        return self.methods[-1]
 
     def generate(
         self,
@@ -227,7 +240,26 @@ class Session:
                 f"method {speculation.method} needs a draft head, which {self.engine_dir.path} has not: build it with "
                 f"--eagle HEAD, or choose one of: {', '.join(self.methods)}"
             )
+        if speculation.method == "ngram-eagle" and speculation.merge == AUTO:
+            self._prepare_policy()
         return [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
+
+    def _prepare_policy(self) -> None:
+        """Know what passes cost: from the engine directory, or measured now, which takes some seconds."""
+        if self._drafters.policy is not None:
+            return
+        assert self._eagle is not None
+        costs = load_costs(self.engine_dir.path, self._machine)
+        if costs is None:
+            # Behind everything that sequences under way have in their slots.
+            row = max(min(CONTEXT, self.limits.max_seq_len - 1), self._scheduler.longest)
+            costs = Costs(
+                measure_target(self._target, self._cache, row, self.limits.max_width),
+                measure_head(self._eagle.head, self._eagle.cache, row),
+            )
+            store_costs(self.engine_dir.path, self._machine, costs)
+        widths = [self._target.buckets.width(rows) for rows in range(1, self.limits.max_width + 1)]
+        self._drafters.policy = AutoPolicy(costs.verify, costs.head, widths)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
@@ -266,6 +298,8 @@ class Session:
     def _generation(
         self, index: int, prompt: Prompt, sampling: SamplingParams, speculation: SpeculationConfig
     ) -> Generation:
+        if not sampling.is_greedy and sampling.seed is None:
+            sampling = dataclasses.replace(sampling, seed=secrets.randbits(63))
         sequence = Sequence.start(index, self.encode(prompt), self.limits.max_seq_len, sampling, speculation)
         return Generation(sequence, TextStream(self.tokenizer, sampling.stop), self._eos)
 
@@ -342,4 +376,7 @@ def _completion(generation: Generation, text: str) -> Completion:
         stats=generation.stats,
         time_to_first_token_ms=1000 * (generation.first_token_at - generation.started),
         seconds=generation.ended_at - generation.started,
+        seed=None if sequence.sampling.is_greedy else sequence.sampling.seed,
+        logprobs=None if sequence.sampling.logprobs is None else generation.logprobs,
+        policy=None if generation.auto is None else generation.auto.to_json(),
     )

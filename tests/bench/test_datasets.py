@@ -38,8 +38,8 @@ def test_built_in_set_has_forty_distinct_prompts(name: str) -> None:
 
 
 def test_built_in_sets_share_no_prompt() -> None:
-    edit, chat = ({only_user_text(prompt) for prompt in load_dataset(name)} for name in BUILT_IN)
-    assert not edit & chat
+    texts = [only_user_text(prompt) for name in BUILT_IN for prompt in load_dataset(name)]
+    assert len(set(texts)) == len(texts) == 40 * len(BUILT_IN)
 
 
 def test_built_in_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_limit_below_one_is_refused(limit: int) -> None:
 
 def test_missing_file_names_the_built_in_sets(tmp_path: Path) -> None:
     path = str(tmp_path / "edits")
-    with pytest.raises(PromptError, match=r"edits: no such file.*edit, chat") as caught:
+    with pytest.raises(PromptError, match=r"edits: no such file.*edit, chat, mixed") as caught:
         load_dataset(path)
     assert str(caught.value).startswith(path)
 

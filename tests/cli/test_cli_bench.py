@@ -103,7 +103,7 @@ def test_batches_and_repeats_count_each_prompt_once(
     assert (data["settings"]["batch_size"], data["settings"]["repeats"]) == (batch, repeats)
 
 
-@pytest.mark.parametrize("name", ["edit", "chat"])
+@pytest.mark.parametrize("name", ["edit", "chat", "mixed"])
 def test_built_in_sets(trtspec: Invoke, tiny_dir: Path, name: str) -> None:
     result = trtspec("bench", tiny_dir, "--dataset", name, "--limit", 1, "--max-new-tokens", 4)
     if result.code:

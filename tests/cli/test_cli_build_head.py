@@ -53,7 +53,7 @@ def test_build_and_inspect(builder: Builder, trtspec: Invoke) -> None:
     assert "draft head 0 MB, KV cache" in result.out
     made = EngineDir.load(builder.output)
     (found,) = trtspec("inspect", builder.output, "--json").lines
-    assert found["methods"] == ["none", "ngram", "eagle"]
+    assert found["methods"] == ["none", "ngram", "eagle", "ngram-eagle"]
     head = found["draft_head"]
     assert (head["name"], head["origin"], head["lm_head"]) == ("head", str(builder.head), "reduced")
     assert made.draft_head is not None

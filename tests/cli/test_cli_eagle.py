@@ -66,7 +66,7 @@ def test_bench_takes_all_methods_of_the_directory(trtspec: Invoke, directory: Pa
     result = trtspec("bench", directory, *options, "--eagle-topk", 3, "--tree-nodes", 6)
     assert_done(result)
     data = json.loads(report.read_text(encoding="utf-8"))
-    assert [row["method"] for row in data["methods"]] == ["none", "ngram", "eagle"]
+    assert [row["method"] for row in data["methods"]] == ["none", "ngram", "eagle", "ngram-eagle"]
     assert data["lossless"], data["differences"]
     eagle = data["methods"][2]
     assert eagle["metrics"]["by_source"]["eagle"]["drafts"] == eagle["metrics"]["drafts"] > 0
@@ -107,3 +107,93 @@ def test_a_directory_without_a_head(trtspec: Invoke, tiny_dir: Path) -> None:
     assert_refused(trtspec("run", tiny_dir, "--prompt", "x", "--method", "eagle", "--no-stream"), words + "none, ngram")
     assert_refused(trtspec("run", tiny_dir, "--prompt", "x", "--method", "eagle"), words)
     assert_refused(trtspec("bench", tiny_dir, "--dataset", "chat", "--limit", 1, "--methods", "none,eagle"), words)
+
+
+MERGES = [("--method", "ngram-eagle", "--merge", merge) for merge in ("auto", "exclusive", "union")]
+REPEATING = ("--prompt", "w5 w6 w7 w5 w6 w7 w5 w6", "--max-new-tokens", 24, "--ignore-eos")
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--temperature", 0.9, "--seed", 5, "--top-p", 0.9, "--frequency-penalty", 0.5)]
+)
+def test_merges_give_the_tokens_of_none(trtspec: Invoke, directory: Path, options: tuple[object, ...]) -> None:
+    def tokens(*method: object) -> list[int]:
+        result = trtspec("run", directory, "--json", *REPEATING, *method, *options)
+        assert_done(result)
+        return list(result.lines[0]["token_ids"])
+
+    plain = tokens("--method", "none")
+    assert len(plain) == 24
+    assert [tokens(*merge) for merge in MERGES] == [plain] * 3
+
+
+def test_seed_is_drawn_and_told(trtspec: Invoke, directory: Path) -> None:
+    hot = ("--temperature", 1.5)
+    drawn = [run(trtspec, directory, *hot) for _ in range(2)]
+    assert drawn[0]["seed"] != drawn[1]["seed"]
+    assert drawn[0]["token_ids"] != drawn[1]["token_ids"]
+    again = run(trtspec, directory, *hot, "--seed", drawn[0]["seed"], "--method", "none")
+    assert again["token_ids"] == drawn[0]["token_ids"]
+    assert run(trtspec, directory)["seed"] is None
+
+
+def test_logprobs(trtspec: Invoke, directory: Path) -> None:
+    plain, drafted = (run(trtspec, directory, "--logprobs", 2, "--method", m) for m in ("none", "ngram-eagle"))
+    assert [each["id"] for each in drafted["logprobs"]] == drafted["token_ids"]
+    for each, right in zip(drafted["logprobs"], plain["logprobs"], strict=True):
+        assert each["logprob"] == pytest.approx(right["logprob"], abs=1e-4)
+        # Greedy: the chosen token is the likeliest.
+        assert each["top"][0] == [each["id"], each["logprob"]]
+        assert len(each["top"]) == 2
+
+
+def test_policy_is_shown(trtspec: Invoke, directory: Path) -> None:
+    result = trtspec("run", directory, *PROMPT, "--stats")
+    assert result.code == 0
+    assert "policy.plain_steps" in result.err
+    assert "policy.eagle_expected[0]" in result.err
+
+
+def test_bench_of_merges(trtspec: Invoke, directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_text('{"prompt": "w5 w6 w7 w5 w6 w7"}\n', encoding="utf-8")
+    methods = "none,ngram-eagle,ngram-eagle:union,ngram-eagle:exclusive"
+    report = tmp_path / "report.json"
+    options = ("--dataset", tmp_path / "set.jsonl", "--max-new-tokens", 12, "--temperature", 1.2, "--json", report)
+    result = trtspec("bench", directory, *options, "--methods", methods)
+    assert_done(result)
+    data = json.loads(report.read_text(encoding="utf-8"))
+    assert ",".join(row["method"] for row in data["methods"]) == methods
+    assert data["lossless"], data["differences"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--temperature", -1), "temperature is -1.0; give a number from 0"),
+        (("--temperature", "nan"), "temperature is nan"),
+        (("--top-p", 0), "top_p is 0"),
+        (("--min-p", 1.5), "min_p is 1.5"),
+        (("--repetition-penalty", 0), "repetition_penalty is 0"),
+        (("--seed", -1), "--seed"),
+        (("--logprobs", 21), "--logprobs"),
+        (("--merge", "both"), "--merge"),
+        (("--ngram-branches", 0), "ngram_branches is 0"),
+        (("--hybrid-ngram-min", 0), "hybrid_ngram_min is 0"),
+    ],
+)
+def test_wrong_sampling_and_merging_options(
+    trtspec: Invoke, directory: Path, options: tuple[object, ...], words: str
+) -> None:
+    assert_refused(trtspec("run", directory, *PROMPT, *options), words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--methods", "ngram:union"), "--methods ngram:union: only ngram-eagle has merges"),
+        (("--methods", "ngram-eagle:both"), "merge 'both' is unknown"),
+        (("--methods", "none", "--compare", "hf", "--temperature", 1), "--compare hf decodes greedily"),
+    ],
+)
+def test_wrong_bench_options(trtspec: Invoke, directory: Path, options: tuple[object, ...], words: str) -> None:
+    assert_refused(trtspec("bench", directory, "--dataset", "chat", *options), words)

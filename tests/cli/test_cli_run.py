@@ -35,7 +35,7 @@ def test_json_object(trtspec: Invoke, tiny_dir: Path) -> None:
     assert_done(result)
     assert result.out.count("\n") == 1
     found = result.lines[0]
-    assert set(found) == KEYS
+    assert set(found) == KEYS | {"seed"}
     assert (found["index"], found["logprobs"], found["finish_reason"]) == (0, None, "length")
     assert len(found["token_ids"]) == 40
     metrics = found["metrics"]

@@ -6,27 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
+from draft.trees import path_to, trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec.decode.accept import accept
-from trtspec.draft.tree import EMPTY, NGRAM, DraftTree, check_tree
+from trtspec.draft.tree import EMPTY, NGRAM, DraftTree
 
 VOCAB = 4
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> DraftTree:
-    edges: list[tuple[int, int]] = []
-    for row in range(draw(st.integers(0, 16))):
-        edge = (draw(st.integers(0, row)), draw(st.integers(0, VOCAB - 1)))
-        # A row that exists already is left out; later rows may then not point behind themselves.
-        if edge not in edges and edge[0] <= len(edges):
-            edges.append(edge)
-    parents, tokens = [parent for parent, _ in edges], [token for _, token in edges]
-    tree = DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), (NGRAM,) * len(edges))
-    check_tree(tree)
-    return tree
 
 
 def is_targets_own(tree: DraftTree, path: list[int], target_tokens: list[int]) -> bool:
@@ -34,12 +21,12 @@ def is_targets_own(tree: DraftTree, path: list[int], target_tokens: list[int]) -
 
 
 @settings(max_examples=400, deadline=None)
-@given(trees(), st.data())
+@given(trees(range(VOCAB), max_size=16), st.data())
 def test_accept_takes_the_longest_path_that_the_target_agrees_with(tree: DraftTree, data: st.DataObject) -> None:
     target_tokens = data.draw(
         st.lists(st.integers(0, VOCAB - 1), min_size=tree.width, max_size=tree.width), label="target's tokens"
     )
-    paths = [tree.path_to(row) for row in range(tree.width)]
+    paths = [path_to(tree, row) for row in range(tree.width)]
     agreed = [path for path in paths if is_targets_own(tree, path, target_tokens)]
     longest = max(agreed, key=len)
 
@@ -70,7 +57,7 @@ def test_matches_behind_a_rejection_count() -> None:
 @pytest.mark.parametrize(("picked", "rows"), [(5, [1, 3]), (6, [2, 4]), (7, [])])
 def test_siblings(picked: int, rows: list[int]) -> None:
     # root -> 5 -> 8 and root -> 6 -> 8
-    tree = DraftTree(np.array([5, 6, 8, 8]), np.array([0, 0, 1, 2]), (NGRAM,) * 4)
+    tree = DraftTree(np.array([5, 6, 8, 8]), np.array([0, 0, 1, 2]), np.full(4, NGRAM, np.int8))
     acceptance = accept(tree, [picked, 8, 8, 20, 30])
     assert acceptance.rows == rows
     assert acceptance.tokens == [picked, *([8, 20 if picked == 5 else 30] if rows else [])]

@@ -37,10 +37,12 @@ def chain(*tokens: int) -> DraftTree:
 PLAIN: Step = (EMPTY, [11])
 # Accepted 12, 13, bonus 99; 15 matches behind the rejected 14.
 HALF: Step = (chain(12, 13, 14, 15), [12, 13, 99, 15, 0])
-# root -> 20 -> 23 and root -> 21 -> 22: 21 and 22 accepted, bonus 30; 23 matches as well.
+# root -> 20 -> 23 and root -> 21 -> 22: 21 and 22 accepted, bonus 30; 23 matches as well. Both drafters proposed 22.
 MIXED: Step = (
     DraftTree(
-        np.array([20, 21, 22, 23], dtype=np.int32), np.array([0, 0, 2, 1], dtype=np.int32), (NGRAM, EAGLE, EAGLE, NGRAM)
+        np.array([20, 21, 22, 23], dtype=np.int32),
+        np.array([0, 0, 2, 1], dtype=np.int32),
+        np.array([NGRAM, EAGLE, NGRAM | EAGLE, NGRAM], dtype=np.int8),
     ),
     [21, 23, 22, 30, 0],
 )
@@ -99,8 +101,8 @@ def test_a_run_by_hand() -> None:
     assert metrics["acceptance_per_position"] == pytest.approx([1, 1, 1 / 3])
     assert metrics["draft_ms_per_token"] == pytest.approx(26 / 13)
     assert metrics["by_source"] == {
-        NGRAM: {"drafts": 3, "draft_tokens": 4 + 2 + 5, "accepted_tokens": 2 + 0 + 3},
-        EAGLE: {"drafts": 1, "draft_tokens": 2, "accepted_tokens": 2},
+        "ngram": {"drafts": 3, "draft_tokens": 4 + 3 + 5, "accepted_tokens": 2 + 1 + 3},
+        "eagle": {"drafts": 1, "draft_tokens": 2, "accepted_tokens": 2},
     }
     assert metrics["stage_ms"] == pytest.approx(
         {**dict.fromkeys(STAGES, 0.0), "ngram": 20.0, "eagle": 5.0, "merge": 1.0, "verify": 3000.0}

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from hypothesis import reject
+from sampling.oracle import choices
 
 from trtspec.config import Limits, SamplingParams, SpeculationConfig
 from trtspec.engine.base import Buckets, CacheView
@@ -36,16 +38,29 @@ def _in_float32(checksum: int) -> int:
 class ToyTarget(Target):
     """Mostly the last two tokens decide the next one, so text repeats; one time in `surprise` the whole path does.
 
+    Its logits are 1 for that token and 0 for all others, or, with `levels`, integers of so many values, and that
+    token's by `peak` above the largest of them: small integers are exact in float32, and often equal.
+
     It has two layers, like a transformer: the first writes each row's token and position to the cache; the second
     writes a fingerprint of the path that the row sees in the first. The output comes from what a row sees in both. A
     row whose visible positions are not 0..its own, once each, with its own token last and true fingerprints, gets a
     token made from all of that content.
     """
 
-    def __init__(self, vocab: int = 11, salt: int = 0, surprise: int = 6, buckets: Buckets | None = None) -> None:
-        self.vocab, self.salt, self.surprise = vocab, salt, surprise
+    def __init__(
+        self,
+        vocab: int = 11,
+        salt: int = 0,
+        surprise: int = 6,
+        buckets: Buckets | None = None,
+        levels: int = 0,
+        peak: int = 0,
+    ) -> None:
+        self.vocab, self.salt, self.surprise, self.levels, self.peak = vocab, salt, surprise, levels, peak
         self.buckets = buckets or Buckets()
         self.engine_seconds = 0.0
+        self.seconds_per_pass = 0.0
+        """What each is said to take."""
         self.widths: list[int] = []
         """Rows per sequence of each pass."""
         self.last_position = -1
@@ -53,14 +68,21 @@ class ToyTarget(Target):
         self._lent: dict[str, torch.Tensor] = {}
 
     def next_token(self, path: Seq[int]) -> int:
-        """The token after a path."""
-        return self._pick(_checksum(path, self.salt), _checksum(path[-2:], self.salt + 1))
+        """The most probable token after a path."""
+        logits = self.logits_behind(path)
+        return logits.index(max(logits))
+
+    def logits_behind(self, path: Seq[int]) -> list[float]:
+        """The logits after a path, whole numbers."""
+        return self._logits(_checksum(path, self.salt), _checksum(path[-2:], self.salt + 1))
 
     def forward(self, rows: Rows, cache: CacheView) -> Pass:
         batch, width = rows.tokens.shape
         assert cache.key[1] == batch == len(rows.cache_length)
         assert rows.mask.shape[:3] == (batch, 1, width)
+        assert 0 <= int(rows.tokens.min()) <= int(rows.tokens.max()) < self.vocab, "no tokens of the vocabulary"
         self.widths.append(width)
+        self.engine_seconds += self.seconds_per_pass
         self.last_position = max(self.last_position, int(rows.positions.max()))
         self._write(rows, cache.tensors[TOKEN_ROWS], rows.tokens + 1)
         self._write(rows, cache.tensors[POSITION_ROWS], rows.positions)
@@ -79,16 +101,19 @@ class ToyTarget(Target):
         return _checksum(path[-2:], self.salt + 1) % self.vocab
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        logits = torch.zeros((len(hidden_rows), self.vocab))
-        for row, (whole, tail) in enumerate(hidden_rows.tolist()):
-            logits[row, self._pick(int(whole), int(tail))] = 1.0
-        return self._lend("logits", logits)
+        logits = [self._logits(int(whole), int(tail)) for whole, tail in hidden_rows.tolist()]
+        return self._lend("logits", torch.tensor(logits, dtype=torch.float32))
 
     def close(self) -> None:
         pass
 
-    def _pick(self, whole: int, tail: int) -> int:
-        return (whole if whole % self.surprise == 0 else tail) % self.vocab
+    def _logits(self, whole: int, tail: int) -> list[float]:
+        decisive = whole if whole % self.surprise == 0 else tail
+        logits = [0.0] * self.vocab
+        if self.levels:
+            logits = [float((decisive * (2 * token + 3) >> 9) % self.levels) for token in range(self.vocab)]
+        logits[decisive % self.vocab] = float(self.levels - 1 + self.peak) if self.levels else 1.0
+        return [value - self.levels // 2 for value in logits]
 
     def fingerprints(self, path: Seq[int]) -> list[int]:
         """What the second layer writes for each token of a path."""
@@ -194,11 +219,20 @@ class Outcome:
     reason: str | None
 
 
+def chosen(target: ToyTarget, path: Seq[int], prompt_length: int, sampling: SamplingParams) -> int:
+    """The token after a path by the sampling tests' oracle.
+
+    An example in which float32 cannot tell which one is right says nothing and is dropped.
+    """
+    found = choices(target.logits_behind(path), path[:prompt_length], path[prompt_length:], sampling, len(path))
+    return found.pop() if len(found) == 1 else reject()
+
+
 def reference(target: ToyTarget, request: Request, capacity: int) -> Outcome:
     """Plain decoding one token at a time, with nothing of trtspec in it."""
     path, tokens, text, sampling = list(request.prompt), [], "", request.sampling
     while True:
-        token = target.next_token(path)
+        token = chosen(target, path, len(request.prompt), sampling)
         path.append(token)
         tokens.append(token)
         is_eos = token in request.eos

@@ -1,4 +1,4 @@
-"""Drafters for the toy target: random trees, what the target will pick, and EAGLE under watch."""
+"""Lookups for the toy target: random trees and matches, and what the target will choose."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import random
 from collections.abc import Sequence as Seq
 
 import numpy as np
-from draft.toy_head import ToyHead, committed_rows, expected_draft
-from toy import ToyTarget
+from toy import ToyTarget, chosen
 
-from trtspec.draft.eagle import EagleDrafter
-from trtspec.draft.head_state import HeadState
-from trtspec.draft.ngram import NgramDrafter
-from trtspec.draft.tree import EMPTY, NGRAM, SOURCES, DraftTree, check_tree
-from trtspec.engine.kv_cache import KVCache
+from trtspec.draft.ngram import Match, NgramDrafter
+from trtspec.draft.tree import EAGLE, EMPTY, NGRAM, DraftTree, check_tree
 from trtspec.sequence import Sequence
 
 
 class TreeDrafter(NgramDrafter):
-    """Proposes random trees with siblings: `skill` of the branches go on as the target does, the others at random."""
+    """Proposes random trees with siblings: `skill` of the branches go on as the target does, the others at random.
+
+    For merges they are random matches of any length.
+    """
 
     def __init__(self, target: ToyTarget, seed: int, skill: float = 0.7, favourites: Seq[int] = ()) -> None:
         """`favourites` are tokens that wrong guesses prefer."""
@@ -35,27 +34,37 @@ class TreeDrafter(NgramDrafter):
         for _ in range(self._random.randint(0, room)):
             # The newest row half of the time, so that trees grow deep as well as wide.
             parent = len(tokens) if self._random.random() < 0.5 else self._random.randint(0, len(tokens))
-            token = self._guess(paths[parent])
+            token = self._guess(sequence, paths[parent])
             if (parent, token) not in zip(parents, tokens, strict=True):
                 parents.append(parent)
                 tokens.append(token)
                 paths.append([*paths[parent], token])
         if not tokens:
             return EMPTY
-        source = tuple(self._random.choice(SOURCES) for _ in tokens)
-        tree = DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), source)
+        sources = [self._random.choice((NGRAM, EAGLE, NGRAM | EAGLE)) for _ in tokens]
+        tree = DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(sources, np.int8))
         check_tree(tree)
         self.trees.append(tree)
         return tree
 
-    def _guess(self, path: list[int]) -> int:
+    def matches(self, sequence: Sequence, num_tokens: int) -> list[Match]:
+        found: dict[int, Match] = {}
+        for _ in range(self._random.choice((0, 1, 1, 2)) if num_tokens else 0):
+            path = sequence.history.tolist()
+            for _ in range(self._random.randint(1, num_tokens)):
+                path.append(self._guess(sequence, path))
+            continuation = np.array(path[sequence.length :], dtype=np.int32)
+            found.setdefault(int(continuation[0]), Match(continuation, self._random.randint(1, 9)))
+        return list(found.values())
+
+    def _guess(self, sequence: Sequence, path: list[int]) -> int:
         if self._random.random() < self._skill:
-            return self._target.next_token(path)
+            return chosen(self._target, path, sequence.prompt_length, sequence.sampling)
         return self._random.choice(self._favourites or range(self._target.vocab))
 
 
 class OracleDrafter(NgramDrafter):
-    """Proposes a chain of what the target will pick, as long as there is room, whatever ends the sequence."""
+    """Proposes a chain of what the target will choose, as long as there is room, whatever ends the sequence."""
 
     def __init__(self, target: ToyTarget, num_tokens: int) -> None:
         self._target = target
@@ -63,32 +72,14 @@ class OracleDrafter(NgramDrafter):
         self.trees: list[DraftTree] = []
 
     def draft(self, sequence: Sequence, room: int) -> DraftTree:
-        path = sequence.history.tolist()
-        for _ in range(min(room, self._num_tokens)):
-            path.append(self._target.next_token(path))
-        self.trees.append(DraftTree.chain(np.array(path[sequence.length :]), NGRAM))
+        self.trees.append(DraftTree.chain(self._future(sequence, room), NGRAM))
         return self.trees[-1]
 
+    def matches(self, sequence: Sequence, num_tokens: int) -> list[Match]:
+        return [Match(self._future(sequence, num_tokens), 9)] if num_tokens else []
 
-class CheckedEagle(EagleDrafter):
-    """Every draft must be the one that official EAGLE code would make of the committed tokens."""
-
-    def __init__(self, target: ToyTarget, head: ToyHead, cache: KVCache) -> None:
-        super().__init__(head, cache)
-        self.target, self.toy = target, head
-        self.trees: list[DraftTree] = []
-
-    def draft(self, sequences: Seq[Sequence], states: Seq[HeadState | None], rooms: Seq[int]) -> list[DraftTree]:
-        trees = super().draft(sequences, states, rooms)
-        for sequence, state, room, tree in zip(sequences, states, rooms, trees, strict=True):
-            check_tree(tree)
-            if state is None or state.stopped:
-                assert tree is EMPTY
-            elif sequence.length + 8 < state.max_rows:
-                path = sequence.history.tolist()
-                features = [self.target.feature(path[: i + 1]) for i in range(len(path) - 1)]
-                rows = committed_rows(self.toy, path, features)
-                right = expected_draft(self.toy, sequence.speculation, rows, room) if room else EMPTY
-                assert (tree.tokens.tolist(), tree.parents.tolist()) == (right.tokens.tolist(), right.parents.tolist())
-            self.trees.append(tree)
-        return trees
+    def _future(self, sequence: Sequence, room: int) -> np.ndarray:
+        path = sequence.history.tolist()
+        for _ in range(min(room, self._num_tokens)):
+            path.append(chosen(self._target, path, sequence.prompt_length, sequence.sampling))
+        return np.array(path[sequence.length :], dtype=np.int32)

@@ -7,14 +7,14 @@ from collections.abc import Sequence as Seq
 
 from draft.toy_head import ToyHead, committed_rows, head_rows, toy_head_cache
 from toy import Outcome, PieceDecoder, Request, ToyTarget, stored_rows, toy_cache
-from toy_drafters import CheckedEagle
+from toy_checks import CheckedDrafters, CheckedEagle
 
 from trtspec.config import HEAD_METHODS, Limits
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
 from trtspec.decode.scheduler import Scheduler
-from trtspec.decode.step import Drafters
 from trtspec.draft.ngram import NgramDrafter
+from trtspec.draft.policy import AutoPolicy
 from trtspec.sequence import Sequence
 
 
@@ -22,12 +22,20 @@ class Server:
     """A scheduler over a toy target, checked after every step."""
 
     def __init__(
-        self, target: ToyTarget, limits: Limits, drafter: NgramDrafter | None = None, head: ToyHead | None = None
+        self,
+        target: ToyTarget,
+        limits: Limits,
+        drafter: NgramDrafter | None = None,
+        head: ToyHead | None = None,
+        policy: AutoPolicy | None = None,
     ) -> None:
+        """`policy` is needed where a sequence has the `auto` merge."""
         self.target, self.limits, self.cache = target, limits, toy_cache(limits)
         self.head, self.head_cache = head, toy_head_cache(limits)
         self.eagle = CheckedEagle(target, head, self.head_cache) if head else None
-        self.scheduler = Scheduler(target, self.cache, limits, Drafters(drafter or NgramDrafter(), self.eagle))
+        self.drafters = CheckedDrafters(drafter or NgramDrafter(), self.eagle)
+        self.drafters.policy = policy
+        self.scheduler = Scheduler(target, self.cache, limits, self.drafters)
         self.streamed: dict[int, Outcome] = {}
 
     def add(self, index: int, request: Request, special: frozenset[int] | None = None) -> Generation:
@@ -143,6 +151,7 @@ def outcome(generation: Generation, server: Server) -> Outcome:
     streamed = server.streamed[sequence.index]
     assert streamed.tokens == sequence.history[sequence.prompt_length :].tolist()
     assert streamed.reason == sequence.finish_reason
+    assert generation.stats.draft_tokens == server.drafters.drafted[sequence.index]
     return streamed
 
 
@@ -152,9 +161,10 @@ def serve(
     requests: Seq[Request],
     drafter: NgramDrafter | None = None,
     head: ToyHead | None = None,
+    policy: AutoPolicy | None = None,
 ) -> list[Outcome]:
     """Serve the requests together; outcomes in the order of the requests."""
-    server = Server(target, limits, drafter, head)
+    server = Server(target, limits, drafter, head, policy)
     generations = [server.add(index, request) for index, request in enumerate(requests)]
     server.run()
     return [outcome(generation, server) for generation in generations]

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from draft.toy_head import Elsewhere, ToyHead, committed_rows, expected_draft, head_rows, toy_head_cache
+from draft.toy_head import Elsewhere, ToyHead, committed_rows, expected_chain, expected_draft, head_rows, toy_head_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec.config import HEAD_CHUNK, HEAD_WIDTH, Limits, SamplingParams, SpeculationConfig
-from trtspec.draft.eagle import EagleDrafter
+from trtspec.draft.eagle import OPEN_TOKENS, EagleDrafter, HeadAsk
 from trtspec.draft.head_state import HeadState
 from trtspec.draft.tree import EAGLE, DraftTree, check_tree
 from trtspec.engine.base import Buckets
+from trtspec.engine.draft_head import RowNoise
+from trtspec.sampling import Sampler
 from trtspec.sequence import Sequence
 
 VOCAB = 13
@@ -43,6 +45,15 @@ class Story:
     state: HeadState | None
     features: list[int]
     elsewhere: bool
+    sampler: Sampler | None = None
+
+    def noise(self, level: int) -> RowNoise | None:
+        """What a draft token at this level is to be perturbed with."""
+        if self.sampler is None:
+            return None
+        params = self.sequence.sampling
+        stream = Sampler(params, self.sequence.history, VOCAB)
+        return RowNoise(params.temperature, stream.draft_noise(self.sequence.length + level))
 
     def commit(self, count: int, seed: int) -> None:
         """Commit `count` tokens and the features of as many rows: the root's, and accepted ones of a chain or tree."""
@@ -55,6 +66,8 @@ class Story:
         for _ in range(count):
             self.sequence.append(chooser.randint(0, VOCAB - 1))
         self.sequence.cached += count
+        if self.sampler is not None:
+            self.sampler.commit(self.sequence.history[-count:].tolist())
 
     def push(self, features: Seq[int], rows: Seq[int] | None = None) -> None:
         """Hand the head features in a buffer that is used again at once."""
@@ -64,11 +77,19 @@ class Story:
             buffer.fill_(-1)
 
 
-def tell(drafter: EagleDrafter, prompt: int, options: SpeculationConfig, *, uses_head: bool = True) -> Story:
+def tell(
+    drafter: EagleDrafter,
+    prompt: int,
+    options: SpeculationConfig,
+    *,
+    uses_head: bool = True,
+    temperature: float = 0,
+) -> Story:
     """A sequence whose prompt has been read and whose first token is there."""
     chooser = random.Random(prompt)
     tokens = [chooser.randint(0, VOCAB - 1) for _ in range(prompt)]
-    sequence = Sequence.start(0, tokens, LIMITS.max_seq_len, SamplingParams(), options)
+    sampling = SamplingParams(temperature=temperature, seed=prompt)
+    sequence = Sequence.start(0, tokens, LIMITS.max_seq_len, sampling, options)
     state = drafter.start() if uses_head else None
     features = [chooser.randint(0, 10**6) for _ in range(prompt)]
     assert isinstance(drafter.head, ToyHead)
@@ -77,22 +98,32 @@ def tell(drafter: EagleDrafter, prompt: int, options: SpeculationConfig, *, uses
         story.push(features[at : at + 50])
     sequence.cached = prompt
     sequence.append(chooser.randint(0, VOCAB - 1))
+    if temperature:
+        story.sampler = Sampler(sampling, sequence.history, VOCAB)
     return story
 
 
 def draft(drafter: EagleDrafter, stories: Seq[Story], rooms: Seq[int]) -> list[DraftTree]:
-    return drafter.draft([story.sequence for story in stories], [story.state for story in stories], rooms)
+    asks = [
+        HeadAsk(story.sequence, story.state, room, story.sampler) for story, room in zip(stories, rooms, strict=True)
+    ]
+    return drafter.draft(asks)
 
 
 def expected(head: ToyHead, story: Story, room: int) -> DraftTree:
     rows = committed_rows(head, story.sequence.history.tolist(), story.features)
-    return expected_draft(head, story.sequence.speculation, rows, room)
+    return expected_draft(head, story.sequence.speculation, rows, room, story.noise)
 
 
 def check(found: DraftTree, right: DraftTree) -> None:
     check_tree(found)
     assert (found.tokens.tolist(), found.parents.tolist()) == (right.tokens.tolist(), right.parents.tolist())
-    assert found.source == (EAGLE,) * found.size
+    assert found.sources.tolist() == [EAGLE] * found.size
+    assert found.sources.dtype == np.int8
+    if found.scores is not None:
+        assert right.scores is not None
+        assert found.scores.dtype == np.float32
+        assert found.scores.tolist() == right.scores.tolist()
     assert found.tokens.dtype == found.parents.dtype == np.int32
 
 
@@ -112,6 +143,7 @@ speculations = st.one_of(
     st.builds(chain_of, st.integers(1, 7)),
     st.builds(tree_of, st.integers(2, 8), st.integers(0, 4), st.integers(1, 20)),
 )
+temperatures = st.sampled_from([0, 0, 0.5, 1.5])
 prompts = st.one_of(st.integers(1, 12), st.sampled_from([HEAD_WIDTH, HEAD_WIDTH + 1, HEAD_CHUNK + 1, 180]))
 turns = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([32, 5, 2, 1, 0])), min_size=4, max_size=4)
 
@@ -119,15 +151,18 @@ turns = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([32, 5, 2, 1, 0]))
 @settings(max_examples=60, deadline=None)
 @given(
     heads,
-    st.lists(st.tuples(prompts, speculations, st.booleans()), min_size=1, max_size=4),
+    st.lists(st.tuples(prompts, speculations, st.booleans(), temperatures), min_size=1, max_size=4),
     st.lists(turns, min_size=1, max_size=6),
 )
 def test_every_draft_is_the_official_one(
-    head: ToyHead, members: list[tuple[int, SpeculationConfig, bool]], steps: list[list[tuple[int, int]]]
+    head: ToyHead, members: list[tuple[int, SpeculationConfig, bool, float]], steps: list[list[tuple[int, int]]]
 ) -> None:
-    """Batches of chains, trees and others, of any lengths; refreshed late or early, as the rooms have it."""
+    """Batches of chains, trees and others, of any lengths, sampled or not; refreshed late or early."""
     drafter = new(head)
-    stories = [tell(drafter, prompt, options, uses_head=uses) for prompt, options, uses in members]
+    stories = [
+        tell(drafter, prompt, options, uses_head=uses, temperature=temperature)
+        for prompt, options, uses, temperature in members
+    ]
     for number, turn in enumerate(steps):
         rooms = [room for _, room in turn[: len(stories)]]
         for story, room, tree in zip(stories, rooms, draft(drafter, stories, rooms), strict=True):
@@ -146,6 +181,7 @@ def test_trees(head: ToyHead, top_k: int, depth: int, nodes: int, prompt: int) -
     top_k = min(top_k, 7)
     assert tree.size == min(nodes, top_k + depth * top_k**2)
     assert tree.depth <= depth + 1
+    assert tree.scores is not None
     assert len(head.passes) == 1 + min(depth, nodes - 1)
 
 
@@ -305,3 +341,55 @@ def test_more_tokens_behind_a_node_than_the_draft_vocabulary_has() -> None:
     [tree] = draft(drafter, [story], [32])
     check(tree, expected(head, story, 32))
     assert set(tree.tokens.tolist()) == {3, 1}
+
+
+class Budget:
+    """Lets chains grow as often as it is told; what it is asked is kept."""
+
+    def __init__(self, growths: int) -> None:
+        self.growths = growths
+        self.asked: list[tuple[list[int], list[float]]] = []
+
+    def go_on(self, slots: Seq[int], log_probs: np.ndarray) -> bool:
+        self.asked.append(([*slots], log_probs.tolist()))
+        return len(self.asked) <= self.growths
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    heads,
+    st.lists(
+        st.tuples(st.integers(1, 12), st.integers(1, 5), st.booleans(), st.integers(0, 12), temperatures),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 12),
+)
+def test_open_chains_go_as_far_as_the_rule_says(
+    head: ToyHead, members: list[tuple[int, int, bool, int, float]], growths: int
+) -> None:
+    """Never beyond OPEN_TOKENS or their room; chains beside them are as long as their options say."""
+    drafter, rule = new(head), Budget(growths)
+    stories = [tell(drafter, prompt, chain_of(size), temperature=t) for prompt, size, _, _, t in members]
+    asks = [
+        HeadAsk(story.sequence, story.state, room, story.sampler, is_open)
+        for story, (_, _, is_open, room, _) in zip(stories, members, strict=True)
+    ]
+    trees = drafter.draft(asks, rule)
+    open_slots = [slot for slot, ask in enumerate(asks) if ask.open and ask.room]
+    fixed = [min(ask.room, size) for ask, (_, size, _, _, _) in zip(asks, members, strict=True) if not ask.open]
+    longest = max([min(asks[slot].room, OPEN_TOKENS) for slot in open_slots], default=0)
+    granted = max([min(1 + growths, longest), *fixed])
+    for slot, (story, ask, tree) in enumerate(zip(stories, asks, trees, strict=True)):
+        if not ask.open:
+            check(tree, expected(head, story, ask.room))
+            continue
+        rows = committed_rows(head, story.sequence.history.tolist(), story.features)
+        right = expected_chain(head, rows, min(ask.room, OPEN_TOKENS, granted), story.noise)
+        check(tree, right)
+        assert (tree.scores is not None) == (slot in open_slots)
+        assert right.scores is not None
+        for level, (slots, log_probs) in enumerate(rule.asked[: right.size]):
+            assert slots == open_slots
+            before = right.scores[level - 1] if level else 0
+            assert log_probs[slots.index(slot)] == right.scores[level] - before

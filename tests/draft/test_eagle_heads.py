@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trtspec.config import Limits, SamplingParams, SpeculationConfig
-from trtspec.draft.eagle import EagleDrafter
+from trtspec.draft.eagle import EagleDrafter, HeadAsk
 from trtspec.draft.head_state import HeadState
 from trtspec.draft.tree import DraftTree, check_tree
 from trtspec.sequence import Sequence
@@ -66,7 +66,7 @@ def tree_of(top_k: int, depth: int, nodes: int) -> SpeculationConfig:
 
 def draft(drafter: EagleDrafter, writers: list[Writer], room: int = 32) -> list[DraftTree]:
     states: list[HeadState | None] = [writer.state for writer in writers]
-    return drafter.draft([writer.sequence for writer in writers], states, [room] * len(writers))
+    return drafter.draft([HeadAsk(writer.sequence, state, room) for writer, state in zip(writers, states, strict=True)])
 
 
 def right_draft(writer: Writer) -> tuple[list[int], list[int]]:

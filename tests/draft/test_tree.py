@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from draft.trees import BOTH, path_to, trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,23 +20,8 @@ class GeneralTree(DraftTree):
 
 
 def tree_of(tokens: list[int], parents: list[int], cls: type[DraftTree] = DraftTree) -> DraftTree:
-    source = tuple((NGRAM, EAGLE)[i % 2] for i in range(len(tokens)))
-    return cls(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), source)
-
-
-@st.composite
-def trees(draw: st.DrawFn, min_size: int = 0) -> DraftTree:
-    parents = [draw(st.integers(0, row)) for row in range(draw(st.integers(min_size, 14)))]
-    tokens: list[int] = []
-    for i, parent in enumerate(parents):
-        taken = {token for token, other in zip(tokens, parents[:i], strict=True) if other == parent}
-        tokens.append(draw(st.sampled_from(sorted(set(range(16)) - taken))))
-    return tree_of(tokens, parents)
-
-
-def ancestors(tree: DraftTree, row: int) -> list[int]:
-    """Rows from `row` up to the root."""
-    return [row] if row == 0 else [row, *ancestors(tree, int(tree.parents[row - 1]))]
+    sources = np.array([(NGRAM, EAGLE, BOTH)[i % 3] for i in range(len(tokens))], dtype=np.int8)
+    return cls(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), sources)
 
 
 def check_against_brute_force(tree: DraftTree) -> None:
@@ -43,17 +29,18 @@ def check_against_brute_force(tree: DraftTree) -> None:
     assert tree.width == tree.size + 1 == len(tree.tokens) + 1
     assert mask.shape == (tree.width, tree.width)
     assert mask.dtype == np.bool_
+    assert depths.dtype == np.int32
+    assert tree.depth == depths.max()
     assert depths.shape == (tree.width,)
     for row in range(tree.width):
-        path = ancestors(tree, row)
-        assert np.flatnonzero(mask[row]).tolist() == sorted(path)
+        path = path_to(tree, row)
+        assert np.flatnonzero(mask[row]).tolist() == path
         assert depths[row] == len(path) - 1
-        assert tree.path_to(row) == path[::-1]
 
 
 @settings(max_examples=200, deadline=None)
 @given(trees())
-def test_mask_depths_and_paths(tree: DraftTree) -> None:
+def test_mask_and_depths(tree: DraftTree) -> None:
     check_tree(tree)
     check_against_brute_force(tree)
     assert tree.is_chain == (tree.parents.tolist() == list(range(tree.size)))
@@ -63,19 +50,29 @@ def test_mask_depths_and_paths(tree: DraftTree) -> None:
 def test_chain_takes_the_fast_path_to_the_same_result(size: int) -> None:
     tokens = np.arange(100, 100 + size)
     chain = DraftTree.chain(tokens, EAGLE)
-    general = GeneralTree(chain.tokens, chain.parents, chain.source)
+    general = GeneralTree(chain.tokens, chain.parents, chain.sources)
     check_tree(chain)
     check_against_brute_force(chain)
     assert chain.is_chain
     assert chain.tokens.dtype == chain.parents.dtype == np.int32
     assert chain.tokens.tolist() == tokens.tolist()
-    assert chain.source == (EAGLE,) * size
+    assert chain.sources.dtype == np.int8
+    assert chain.sources.tolist() == [EAGLE] * size
+    assert chain.scores is None
     assert (chain.mask == general.mask).all()
     assert (chain.depths == general.depths).all()
 
 
+def test_a_chain_takes_scores() -> None:
+    scores = np.array([-0.5, -1.0], dtype=np.float32)
+    chain = DraftTree.chain(np.array([7, 8]), EAGLE, scores)
+    check_tree(chain)
+    assert chain.scores is scores
+
+
 def test_two_chains_share_no_writable_state() -> None:
-    for shared in (DraftTree.chain(np.arange(5), NGRAM).mask, DraftTree.chain(np.arange(5), NGRAM).parents):
+    chain = DraftTree.chain(np.arange(5), NGRAM)
+    for shared in (chain.mask, chain.parents, chain.sources):
         with pytest.raises(ValueError, match="read-only"):
             shared[0] = 0
 
@@ -85,7 +82,6 @@ def test_empty_tree() -> None:
     assert (EMPTY.size, EMPTY.width, EMPTY.is_chain) == (0, 1, True)
     assert EMPTY.mask.tolist() == [[True]]
     assert EMPTY.depths.tolist() == [0]
-    assert EMPTY.path_to(0) == [0]
 
 
 def test_a_hand_made_tree() -> None:
@@ -94,7 +90,7 @@ def test_a_hand_made_tree() -> None:
     check_tree(tree)
     assert not tree.is_chain
     assert tree.depths.tolist() == [0, 1, 1, 2, 2, 3]
-    assert tree.path_to(5) == [0, 2, 4, 5]
+    assert path_to(tree, 5) == [0, 2, 4, 5]
     assert tree.mask.astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -124,17 +120,28 @@ def test_check_tree_rejects_equal_siblings(tree: DraftTree, data: st.DataObject)
         check_tree(tree_of([*tokens, tokens[node]], [*parents, parents[node]]))
 
 
+def sources(*flags: int) -> np.ndarray:
+    return np.array(flags, dtype=np.int8)
+
+
 @pytest.mark.parametrize(
     "tree",
     [
-        DraftTree(np.array([1, 2]), np.array([0]), (NGRAM, NGRAM)),
-        DraftTree(np.array([1]), np.array([0, 1]), (NGRAM,)),
-        DraftTree(np.array([1, 2]), np.array([0, 1]), (NGRAM,)),
+        DraftTree(np.array([1, 2]), np.array([0]), sources(NGRAM, NGRAM)),
+        DraftTree(np.array([1]), np.array([0, 1]), sources(NGRAM)),
+        DraftTree(np.array([1, 2]), np.array([0, 1]), sources(NGRAM)),
+        DraftTree(np.array([1, 2]), np.array([0, 1]), sources(NGRAM, EAGLE), np.zeros(3, np.float32)),
     ],
 )
 def test_check_tree_rejects_unequal_lengths(tree: DraftTree) -> None:
     with pytest.raises(ValueError, match="tokens"):
         check_tree(tree)
+
+
+@pytest.mark.parametrize("flags", [0, BOTH + 1, -1])
+def test_check_tree_rejects_sources_that_do_not_exist(flags: int) -> None:
+    with pytest.raises(ValueError, match="no drafters' flags"):
+        check_tree(DraftTree(np.array([1, 2]), np.array([0, 1]), sources(BOTH, flags)))
 
 
 def test_equal_tokens_below_different_parents_are_allowed() -> None:

@@ -17,13 +17,15 @@ import torch
 from trtspec.config import Limits, SpeculationConfig
 from trtspec.draft.tree import EAGLE, DraftTree
 from trtspec.engine.base import Buckets, CacheView
-from trtspec.engine.draft_head import DraftHeadRunner, HeadOutput
+from trtspec.engine.draft_head import DraftHeadRunner, HeadOutput, Noise, RowNoise
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Rows
 from trtspec.tensors import past_name
 
 KEY, VALUE = past_name(0, "key"), past_name(0, "value")
 Guess = Callable[[Seq[int]], int]
+Noises = Callable[[int], RowNoise | None]
+"""The noise behind the nodes of each level; the root's is 0."""
 
 
 class Elsewhere(torch.Tensor):
@@ -113,13 +115,15 @@ class ToyHead(DraftHeadRunner):
         found = torch.tensor(checksums, dtype=torch.float64)[..., None]
         return HeadOutput(self._lend("feedback", found), self._lend("logit_hidden", found + 1))
 
-    def best_tokens(self, hidden_rows: torch.Tensor) -> np.ndarray:
-        assert hidden_rows.is_contiguous()
-        return np.array([self.ranking(int(row[0]) - 1)[0][0] for row in hidden_rows])
+    def best_tokens(self, hidden_rows: torch.Tensor, noise: Noise = ()) -> np.ndarray:
+        return self.top_tokens(hidden_rows, 1, noise)[0][:, 0]
 
-    def top_tokens(self, hidden_rows: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def top_tokens(self, hidden_rows: torch.Tensor, count: int, noise: Noise = ()) -> tuple[np.ndarray, np.ndarray]:
         assert hidden_rows.is_contiguous()
-        ranked = [self.ranking(int(row[0]) - 1)[:count] for row in hidden_rows]
+        noise = noise or [None] * len(hidden_rows)
+        ranked = [
+            self.ranking(int(row[0]) - 1, own)[:count] for row, own in zip(hidden_rows.tolist(), noise, strict=True)
+        ]
         tokens = np.array([[token for token, _ in row] for row in ranked])
         return tokens, np.array([[score for _, score in row] for row in ranked], dtype=np.float32)
 
@@ -132,12 +136,21 @@ class ToyHead(DraftHeadRunner):
         self._seen[checksum] = tuple(row.token for row in seen)
         return checksum
 
-    def ranking(self, checksum: int) -> list[tuple[int, float]]:
-        """All tokens and their log-probabilities behind a row, best first, the lower row of the LM head on ties."""
+    def ranking(self, checksum: int, noise: RowNoise | None = None) -> list[tuple[int, float]]:
+        """All tokens and their log-probabilities behind a row, best first, the lower row of the LM head on ties.
+
+        With noise they are rounded to fractions that sums in float32 keep exact.
+        """
         guessed, least = (self.guess(self._seen[checksum]), 1) if self.guess else (-1, 0)
         scores = [
             0.0 if token == guessed else -0.5 * (least + _checksum(checksum, token) % 3) for token in self.ids.tolist()
         ]
+        if noise is not None:
+            perturbed = (
+                score / noise.temperature + noise.values[own] for score, own in zip(scores, self.ids, strict=True)
+            )
+            rounded = [round(64 * float(score)) / 64 for score in perturbed]
+            scores = [score - max(rounded) for score in rounded]
         order = sorted(range(len(scores)), key=lambda row: (-scores[row], row))
         return [(int(self.ids[row]), scores[row]) for row in order]
 
@@ -188,22 +201,27 @@ def toy_head_cache(limits: Limits) -> KVCache:
     )
 
 
-def expected_draft(head: ToyHead, options: SpeculationConfig, rows: list[HeadRow], room: int) -> DraftTree:
-    """What official EAGLE code would propose behind committed rows."""
+def expected_draft(
+    head: ToyHead, options: SpeculationConfig, rows: list[HeadRow], room: int, noises: Noises = lambda level: None
+) -> DraftTree:
+    """What official EAGLE code would propose behind committed rows, were its logits perturbed."""
     if options.eagle_topk == 1:
-        return expected_chain(head, rows, min(options.eagle_tokens, room))
-    return expected_tree(head, rows, options.eagle_topk, options.eagle_depth, min(options.tree_nodes, room))
+        return expected_chain(head, rows, min(options.eagle_tokens, room), noises)
+    return expected_tree(head, rows, options, min(options.tree_nodes, room), noises)
 
 
-def expected_chain(head: ToyHead, rows: list[HeadRow], size: int) -> DraftTree:
+def expected_chain(head: ToyHead, rows: list[HeadRow], size: int, noises: Noises = lambda level: None) -> DraftTree:
     """The chain behind committed rows, each token from all rows anew."""
     tokens: list[int] = []
+    scores: list[float] = []
     rows = list(rows)
-    for _ in range(size):
+    for level in range(size):
         feedback = head.output(rows)
-        tokens.append(head.ranking(feedback)[0][0])
-        rows.append(HeadRow(len(rows), tokens[-1], feedback))
-    return DraftTree.chain(np.array(tokens, dtype=np.int32), EAGLE)
+        token, score = head.ranking(feedback, noises(level))[0]
+        tokens.append(token)
+        scores.append(score + sum(scores[-1:]))
+        rows.append(HeadRow(len(rows), token, feedback))
+    return DraftTree.chain(np.array(tokens, dtype=np.int32), EAGLE, np.array(scores, dtype=np.float32))
 
 
 class Candidate(NamedTuple):
@@ -218,18 +236,20 @@ class Candidate(NamedTuple):
     """Of the last of these."""
 
 
-def expected_tree(head: ToyHead, rows: list[HeadRow], top_k: int, depth: int, size: int) -> DraftTree:
+def expected_tree(
+    head: ToyHead, rows: list[HeadRow], options: SpeculationConfig, size: int, noises: Noises = lambda level: None
+) -> DraftTree:
     """EAGLE-2's tree behind committed rows (topK_genrate in SafeAILab/EAGLE), with a chain of its own for each path."""
-    top_k = min(top_k, len(head.ids))
+    top_k = min(options.eagle_topk, len(head.ids))
 
     def children(score: float, path: tuple[int, ...], before: tuple[HeadRow, ...]) -> list[Candidate]:
         feedback = head.output(before)
-        ranked = head.ranking(feedback)[:top_k]
+        ranked = head.ranking(feedback, noises(len(path)))[:top_k]
         return [Candidate(score + more, (*path, token), before, feedback) for token, more in ranked]
 
     level = children(0.0, (), tuple(rows))
     pool = list(level)
-    for _ in range(depth):
+    for _ in range(options.eagle_depth):
         beam = sorted(level, key=lambda one: -one.score)[:top_k]
         level = [
             child
@@ -243,4 +263,6 @@ def expected_tree(head: ToyHead, rows: list[HeadRow], top_k: int, depth: int, si
     places = {pool[i].tokens: row for row, i in enumerate(chosen, 1)}
     parents = [places[pool[i].tokens[:-1]] if len(pool[i].tokens) > 1 else 0 for i in chosen]
     tokens = [pool[i].tokens[-1] for i in chosen]
-    return DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), (EAGLE,) * len(chosen))
+    scores = np.array([pool[i].score for i in chosen], dtype=np.float32)
+    sources = np.full(len(chosen), EAGLE, dtype=np.int8)
+    return DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), sources, scores)

@@ -11,12 +11,12 @@ from wrong_wirings import COSTLY, RIGHT, Wiring, acceptance_length, build_wiring
 from trtspec.bench.datasets import load_dataset
 
 pytestmark = pytest.mark.slow
-NEW_TOKENS = 48
+NEW_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
 def prompts() -> Sequence[Any]:
-    return [item.messages for item in load_dataset("chat", 8)]
+    return [item.messages for item in load_dataset("chat", 6)]
 
 
 @pytest.fixture(scope="module")

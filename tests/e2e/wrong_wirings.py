@@ -140,7 +140,7 @@ def open_wiring(wiring: Wiring, directory: Path) -> Iterator[trtspec.Session]:
     with trtspec.Session.open(directory) as session, mock.patch.object(eagle, "expand_chains", wiring.chains):
         if wiring.drafter is not EagleDrafter:
             right = session._eagle
-            drafter = wiring.drafter(right.head, right._cache)
+            drafter = wiring.drafter(right.head, right.cache)
             session._eagle = drafter
             session._scheduler._drafters = Drafters(NgramDrafter(), drafter)
         yield session

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from draft.trees import path_to
 from tiny_targets import ARCHITECTURES, CACHE_ROWS, CASES, EXTRA, HEADS, ROPES, VOCAB, Case, TinyTarget, save_case
 
 from trtspec import tensors
@@ -92,7 +93,7 @@ def keep(cache: KVCache, sequence: Sequence, tree: DraftTree, rows: list[int], b
 def siblings() -> DraftTree:
     """Three branches below the root, forks deeper down; rows of a path aren't neighbours."""
     tokens, parents = [31, 140, 77, 140, 8, 31, 99, 205], [0, 0, 0, 1, 2, 2, 5, 4]
-    tree = DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), (NGRAM,) * len(tokens))
+    tree = DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.full(len(tokens), NGRAM, np.int8))
     check_tree(tree)
     return tree
 
@@ -108,7 +109,7 @@ def assert_trees(
     paths = []
     for sequence, tree in zip(sequences, trees, strict=True):
         for row in range(tree.width):
-            path = [int(tree.tokens[node - 1]) for node in tree.path_to(row)[1:]]
+            path = [int(tree.tokens[node - 1]) for node in path_to(tree, row)[1:]]
             paths.append([*sequence.history.tolist(), *path])
     for logits, expected in zip(torch.cat(list(found)), tiny.expected_last(paths), strict=True):
         assert_close(logits, expected, tolerance)
@@ -138,7 +139,7 @@ def test_tree_with_siblings_and_decoding_behind_a_kept_path(tiny: TinyTarget) ->
     sequence, tree = prefilled(target, cache, PROMPT, root=100), siblings()
     assert_trees(tiny, verify(target, cache, [sequence], [tree]), [sequence], [tree])
 
-    keep(cache, sequence, tree, tree.path_to(7)[1:], bonus=12)
+    keep(cache, sequence, tree, path_to(tree, 7)[1:], bonus=12)
     assert sequence.history.tolist() == [*PROMPT, 100, 140, 8, 99, 12]
     tree = chain(60, 61)
     assert_trees(tiny, verify(target, cache, [sequence], [tree]), [sequence], [tree])

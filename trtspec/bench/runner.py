@@ -8,9 +8,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.decode.stats import Stats
 from trtspec.prompt import Prompt
+from trtspec.sampling import Sampler
 from trtspec.session import Completion, Session
 
 OUTSIDE_ENGINES = ("ngram", "merge", "accept", "commit", "host")
@@ -66,7 +69,8 @@ class Difference:
     expected: int | None
     found: int | None
     logit_gap: float | None
-    """How much more the target favours the one token over the other there; tiny gaps are rounding."""
+    """How much more the target favours the one token over the other there, penalties, temperature and noise included;
+    tiny gaps are rounding."""
 
 
 @dataclass
@@ -157,7 +161,7 @@ def compare(
             result.tokens += sum(len(ids) for ids in runs[0].token_ids)
             result.stats.add(runs[0].stats)
         for result, runs in zip(results[1:], outputs[1:], strict=True):
-            differences += _differences(session, result.name, group, outputs[0][0], runs[0])
+            differences += _differences(session, result.name, group, sampling, outputs[0][0], runs[0])
         if progress:
             progress(done + 1, len(groups))
     used = {"batch_size": batch_size, "repeats": repeats, "max_new_tokens": sampling.max_new_tokens}
@@ -177,7 +181,12 @@ def _run_group(
 
 
 def _differences(
-    session: Session, method: str, group: Seq[tuple[str, list[int]]], expected: Output, found: Output
+    session: Session,
+    method: str,
+    group: Seq[tuple[str, list[int]]],
+    sampling: SamplingParams,
+    expected: Output,
+    found: Output,
 ) -> list[Difference]:
     differences = []
     for (prompt_id, prompt), left, right in zip(group, expected.token_ids, found.token_ids, strict=True):
@@ -190,8 +199,11 @@ def _differences(
         b = right[position] if position < len(right) else None
         gap = None
         if a is not None and b is not None:
-            logits = session.next_logits(prompt + left[:position])
-            gap = float(logits[a] - logits[b])
+            logits = session.next_logits(prompt + left[:position]).float().cpu().numpy()
+            sampler = Sampler(sampling, np.array(prompt), len(logits))
+            sampler.commit(left[:position])
+            scores = sampler.scores(logits)
+            gap = float(scores[a] - scores[b])
         differences.append(Difference(method, prompt_id, position, a, b, gap))
     return differences
 

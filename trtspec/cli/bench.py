@@ -14,7 +14,7 @@ import click
 from tqdm import tqdm
 
 from trtspec.bench.datasets import BUILT_IN, load_dataset
-from trtspec.cli.options import DirectoryPath, drafting_options, engine_options
+from trtspec.cli.options import DirectoryPath, drafting_options, engine_options, sampling_options
 from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.errors import ConfigError, PromptError
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     help=f"{' or '.join(BUILT_IN)}, or a JSONL file: `turns` (the first counts), `messages`, or `prompt` (raw).",
 )
 @click.option(
-    "--methods", help="Drafting methods, separated by commas; the first is the base.  [default: all DIR supports]"
+    "--methods",
+    help="Drafting methods, separated by commas, with merges as ngram-eagle:union; the first is the base.  "
+    "[default: all DIR supports]",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts at once.")
 @click.option("--limit", type=click.IntRange(min=1), help="Prompts to use.  [default: all]")
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("--max-new-tokens", type=int, default=128, show_default=True, help="Tokens to generate at most.")
 @drafting_options
+@sampling_options
 @click.option("--compare", type=click.Choice(["hf"]), help="Also run Hugging Face generate, plain and prompt lookup.")
 @engine_options
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
@@ -52,6 +55,7 @@ def bench(
     repeats: int,
     max_new_tokens: int,
     speculation: SpeculationConfig,
+    sampling: SamplingParams,
     compare: str | None,
     runtime: str | None,
     threads: int | None,
@@ -59,7 +63,10 @@ def bench(
 ) -> None:
     """Measure the drafting methods of DIR on a dataset, in one process, and check that none changes a token."""
     chosen = None if methods is None else _with_methods(speculation, _method_names(methods))
-    sampling = SamplingParams(max_new_tokens)
+    # Methods can be compared only where they draw from the same seed.
+    sampling = dataclasses.replace(sampling, max_new_tokens=max_new_tokens, seed=sampling.seed or 0)
+    if compare and not sampling.is_plain:
+        raise ConfigError("--compare hf decodes greedily; leave the sampling options out")
     _check_json_file(json_file)
     prompts = load_dataset(dataset, limit)
 
@@ -70,7 +77,7 @@ def bench(
     with Session.open(directory, runtime=runtime, threads=threads) as session, _group_bar() as bar:
         encoded = [(prompt.id, _encode(session, prompt, max_new_tokens)) for prompt in prompts]
         speculations = _with_methods(speculation, session.methods) if chosen is None else chosen
-        contenders: list[Contender] = [SessionMethod(session, each) for each in speculations]
+        contenders: list[Contender] = [SessionMethod(session, *each) for each in speculations]
         if compare:
             contenders += _huggingface(session, speculation.ngram_tokens)
         result = run_comparison(
@@ -95,8 +102,15 @@ def _method_names(methods: str) -> list[str]:
     return names
 
 
-def _with_methods(speculation: SpeculationConfig, names: Seq[str]) -> list[SpeculationConfig]:
-    return [dataclasses.replace(speculation, method=name) for name in names]
+def _with_methods(speculation: SpeculationConfig, names: Seq[str]) -> list[tuple[SpeculationConfig, str]]:
+    """The configuration of each name, which may end with a merge."""
+    chosen = []
+    for name in names:
+        method, _, merge = name.partition(":")
+        chosen.append((dataclasses.replace(speculation, method=method, merge=merge or speculation.merge), name))
+        if merge and method != "ngram-eagle":
+            raise ConfigError(f"--methods {name}: only ngram-eagle has merges")
+    return chosen
 
 
 def _check_json_file(json_file: Path | None) -> None:

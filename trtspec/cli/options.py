@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from trtspec.config import OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
+from trtspec.config import MERGES, OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
 from trtspec.errors import ConfigError
 
 SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
@@ -34,30 +34,60 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 DRAFTING: dict[str, tuple[str, Any]] = {
+    "merge": (
+        "How ngram-eagle combines its drafters; auto sizes drafts itself, by measured cost.",
+        click.Choice(MERGES),
+    ),
     "ngram_min": ("Shortest match that drafts.", None),
     "ngram_max": ("Longest match looked for.", None),
     "ngram_tokens": ("Draft tokens at most, within DIR's own limit.", None),
     "ngram_occurrence": ("Which of several equally long matches.", click.Choice(OCCURRENCES)),
+    "ngram_branches": ("Continuations with different first tokens at most.", None),
+    "hybrid_ngram_min": ("Shortest match for which --merge exclusive leaves EAGLE out.", None),
     "eagle_tokens": ("Draft tokens of an EAGLE chain (--eagle-topk 1).", None),
     "eagle_topk": ("Tokens the head proposes behind a node; more than 1 makes a tree.", None),
     "eagle_depth": ("Levels that an EAGLE tree grows behind its first.", None),
     "tree_nodes": ("Draft tokens of an EAGLE tree, within DIR's own limit.", None),
 }
 """Help and type of the options that are fields of SpeculationConfig, in the order of --help."""
+SAMPLED: dict[str, tuple[str, Any]] = {
+    "temperature": ("Flattens (>1) or sharpens the distribution that tokens are drawn from; 0: the likeliest.", None),
+    "top_k": ("Draw from so many of the likeliest tokens; 0: from all.", None),
+    "top_p": ("Draw from the likeliest tokens that together have this probability.", None),
+    "min_p": ("Draw from tokens at least this probable relative to the likeliest.", None),
+    "repetition_penalty": ("Above 1: tokens of prompt and output become less likely.", None),
+    "presence_penalty": ("Taken off the logits of tokens in the output.", None),
+    "frequency_penalty": ("The same for each time that they occur in it.", None),
+    "seed": ("Decides what is drawn, whatever the method or batch.", click.IntRange(0, 2**64 - 1)),
+}
+"""The same for SamplingParams: how tokens are chosen."""
 
 
 def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of DRAFTING, handed to the command as one argument `speculation` (without a method)."""
+    return _with_fields(command, DRAFTING, "speculation", SPECULATION)
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of SAMPLED, handed to the command as one argument `sampling` (without what ends a sequence)."""
+    return _with_fields(command, SAMPLED, "sampling", SAMPLING)
+
+
+def _with_fields(
+    command: Callable[..., None], table: dict[str, tuple[str, Any]], argument: str, defaults: Any
+) -> Callable[..., None]:
+    """Options that are fields of a dataclass, handed to the command as an instance of it."""
 
     @functools.wraps(command)
-    def with_speculation(**arguments: Any) -> None:
-        chosen = {name: arguments.pop(name) for name in DRAFTING}
-        command(speculation=SpeculationConfig(**chosen), **arguments)
+    def with_instance(**arguments: Any) -> None:
+        chosen = {name: arguments.pop(name) for name in table}
+        command(**{argument: type(defaults)(**chosen)}, **arguments)
 
-    decorated = with_speculation
-    for name, (text, kind) in reversed(DRAFTING.items()):
-        default = getattr(SPECULATION, name)
-        option = click.option(f"--{name.replace('_', '-')}", type=kind, default=default, show_default=True, help=text)
+    decorated = with_instance
+    for name, (text, kind) in reversed(table.items()):
+        default = getattr(defaults, name)
+        shown = "drawn" if default is None else True
+        option = click.option(f"--{name.replace('_', '-')}", type=kind, default=default, show_default=shown, help=text)
         decorated = option(decorated)
     return decorated
 

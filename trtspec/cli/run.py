@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtspec.cli.options import SAMPLING, DirectoryPath, drafting_options, engine_options
-from trtspec.config import METHODS, SamplingParams, SpeculationConfig
+from trtspec.cli.options import SAMPLING, DirectoryPath, drafting_options, engine_options, sampling_options
+from trtspec.config import MAX_LOGPROBS, METHODS, SamplingParams, SpeculationConfig
 from trtspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -30,14 +30,20 @@ if TYPE_CHECKING:
 @click.option(
     "--method",
     type=click.Choice(METHODS),
-    help="Drafting method.  [default: eagle where DIR has a head with an LM head of its own, else ngram]",
+    help="Drafting method.  [default: ngram-eagle where DIR has a draft head, else ngram]",
 )
 @drafting_options
 @click.option(
     "--max-new-tokens", default=SAMPLING.max_new_tokens, show_default=True, help="Tokens to generate at most."
 )
+@sampling_options
 @click.option("--stop", multiple=True, help="Text that ends the output; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token.")
+@click.option(
+    "--logprobs",
+    type=click.IntRange(0, MAX_LOGPROBS),
+    help="With --json: log-probabilities of each token and of so many of the likeliest in its place.  [default: none]",
+)
 @engine_options
 @click.option("--stream/--no-stream", default=None, help="Show text as it grows.  [default: for a single prompt]")
 @click.option("--stats", is_flag=True, help="Print the table of metrics to stderr.")
@@ -50,8 +56,10 @@ def run(
     method: str | None,
     speculation: SpeculationConfig,
     max_new_tokens: int,
+    sampling: SamplingParams,
     stop: tuple[str, ...],
     ignore_eos: bool,
+    logprobs: int | None,
     runtime: str | None,
     threads: int | None,
     stream: bool | None,
@@ -59,7 +67,9 @@ def run(
     as_json: bool,
 ) -> None:
     """Generate text with the engine directory DIR; without a prompt option the prompt is read from stdin."""
-    sampling = SamplingParams(max_new_tokens, stop, ignore_eos)
+    sampling = dataclasses.replace(
+        sampling, max_new_tokens=max_new_tokens, stop=stop, ignore_eos=ignore_eos, logprobs=logprobs
+    )
     speculation = dataclasses.replace(speculation, method=method)
     if prompts and prompt_file:
         raise click.UsageError("give --prompt or --prompt-file, not both")

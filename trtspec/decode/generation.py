@@ -10,8 +10,10 @@ from trtspec.decode.accept import Acceptance
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.stats import Stats
 from trtspec.draft.head_state import HeadState
+from trtspec.draft.policy import AutoState
 from trtspec.draft.tree import DraftTree
 from trtspec.engine.kv_cache import KVCache
+from trtspec.sampling import Sampler, TokenLogprob
 from trtspec.sequence import CONTEXT, LENGTH, STOP, Sequence
 
 
@@ -30,11 +32,27 @@ class Generation:
     """Generated tokens handed out by `take`."""
     head: HeadState | None = None
     """What the draft head holds of it; None where its method has no head, and behind its end."""
+    auto: AutoState | None = None
+    """What the `auto` merge knows of it; None where its method is another."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the generated tokens, where they are asked for."""
+    _sampler: Sampler | None = None
 
     @property
     def finished(self) -> bool:
         """Whether nothing more will be generated."""
         return self.sequence.finish_reason is not None
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What chooses its tokens; None where they are simply the most probable, and before the first."""
+        return self._sampler
+
+    def sampler_of(self, vocab_size: int) -> Sampler | None:
+        """The same, made when the first logits come."""
+        if self._sampler is None and not self.sequence.sampling.is_plain:
+            self._sampler = Sampler(self.sequence.sampling, self.sequence.history, vocab_size)
+        return self._sampler
 
     @property
     def has_news(self) -> bool:
@@ -61,6 +79,8 @@ class Generation:
             if reason is not None:
                 self.sequence.finish_reason = reason
                 break
+        if self._sampler is not None:
+            self._sampler.commit(tokens[:kept])
         if not self.text.watches:
             # Without stop strings only an end-of-sequence token ends with STOP, and that one is no text.
             self.text.push(tokens[: kept - (self.sequence.finish_reason == STOP)])
@@ -70,11 +90,11 @@ class Generation:
             self.end()
         return kept
 
-    def commit(self, tree: DraftTree, acceptance: Acceptance, cache: KVCache) -> list[int]:
+    def commit(self, tree: DraftTree, acceptance: Acceptance, cache: KVCache) -> tuple[int, list[int]]:
         """Commit what a verification yielded, trimmed by the stop conditions, and keep its KV.
 
         Returns:
-            The rows committed, from the root (0) on.
+            The number of tokens committed, and the rows committed, from the root (0) on.
         """
         num_kept = self.extend(acceptance.tokens)
         rows = acceptance.rows[:num_kept]
@@ -83,13 +103,13 @@ class Generation:
         if not self.finished:
             cache.keep_path(self.sequence.slot, self.sequence.cached, kept)
             self.sequence.cached += len(kept)
-        return kept
+        return num_kept, kept
 
     def end(self, reason: str | None = None) -> None:
         """Release the held text and the head's state; with a reason, finish for it (cancellation)."""
         self.sequence.finish_reason = reason or self.sequence.finish_reason
         self.text.finish()
-        self.head = None
+        self.head = self._sampler = None
         self.ended_at = time.perf_counter()
 
     def _finish_reason(self, token: int) -> str | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from trtspec.config import HEAD_METHODS, Limits
+from trtspec.config import AUTO, HEAD_METHODS, Limits
 from trtspec.decode.generation import Generation
-from trtspec.decode.step import Drafters, decode_step, prefill_step
+from trtspec.decode.step import decode_step, prefill_step
+from trtspec.draft.proposer import Drafters
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Target
 from trtspec.sequence import CANCELLED
@@ -33,10 +34,19 @@ class Scheduler:
         """Whether any sequence is unfinished."""
         return bool(self._waiting or self._prefilling or self._active)
 
+    @property
+    def longest(self) -> int:
+        """KV cache rows in use of any sequence, at most."""
+        running = self._active + ([self._prefilling] if self._prefilling else [])
+        return max((generation.sequence.length for generation in running), default=0)
+
     def add(self, generation: Generation) -> None:
         """Queue a sequence."""
-        if self._drafters.eagle is not None and generation.sequence.speculation.method in HEAD_METHODS:
-            generation.head = self._drafters.eagle.start()
+        options, drafters = generation.sequence.speculation, self._drafters
+        if drafters.eagle is not None and options.method in HEAD_METHODS:
+            generation.head = drafters.eagle.start()
+        if drafters.policy is not None and options.method == "ngram-eagle" and options.merge == AUTO:
+            generation.auto = drafters.policy.start()
         self._waiting.append(generation)
 
     def cancel(self, generation: Generation) -> None:

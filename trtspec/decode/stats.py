@@ -12,7 +12,7 @@ STAGES = ("prefill", "ngram", "eagle", "merge", "verify", "accept", "commit", "h
 
 @dataclass
 class SourceCounts:
-    """Counts of one drafter."""
+    """Counts of one drafter. What several drafters proposed counts for each, so their sum may exceed the totals."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -51,14 +51,14 @@ class Stats:
         self.accepted_at.extend([0] * (len(accepted_rows) - len(self.accepted_at)))
         for position in range(len(accepted_rows)):
             self.accepted_at[position] += 1
-        for name, counts in self.by_source.items():
-            if size := tree.source.count(name):
+        sources = tree.sources.tolist()
+        accepted = [sources[row - 1] for row in accepted_rows]
+        for name, flag in SOURCES.items():
+            if size := _count(sources, flag):
+                counts = self.by_source[name]
                 counts.drafts += 1
                 counts.draft_tokens += size
-                accepted = len(accepted_rows)
-                if size < tree.size:
-                    accepted = sum(tree.source[row - 1] == name for row in accepted_rows)
-                counts.accepted_tokens += accepted
+                counts.accepted_tokens += _count(accepted, flag)
 
     def add(self, other: Stats) -> None:
         """Add another's counts and times to these."""
@@ -110,6 +110,10 @@ class Stats:
             },
             "stage_ms": {stage: 1000 * seconds for stage, seconds in self.stage_seconds.items()},
         }
+
+
+def _count(sources: list[int], flag: int) -> int:
+    return sum(1 for source in sources if source & flag)
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import torch
 
-from trtspec import sampling
 from trtspec.decode.accept import accept
+from trtspec.decode.choose import choose_tokens, note_logprobs
 from trtspec.decode.generation import Generation
-from trtspec.decode.rows import prefill_rows, select_rows, split_rows, verification_rows
-from trtspec.draft.eagle import EagleDrafter
-from trtspec.draft.ngram import NgramDrafter
-from trtspec.draft.tree import EMPTY, NGRAM, DraftTree
+from trtspec.decode.rows import prefill_rows, select_rows, verification_rows
+from trtspec.draft.proposer import Ask, Drafters, StepTimes
+from trtspec.draft.tree import EMPTY
 from trtspec.engine.base import CacheView
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Pass, Target
 from trtspec.sequence import Sequence
-
-
-@dataclass(frozen=True)
-class Drafters:
-    """Those that an engine directory supports."""
-
-    ngram: NgramDrafter
-    eagle: EagleDrafter | None = None
-
-    @property
-    def head_seconds(self) -> float:
-        """Seconds spent inside the draft head's engines so far."""
-        return self.eagle.head.engine_seconds if self.eagle else 0.0
 
 
 class StageClock:
@@ -55,6 +40,12 @@ class StageClock:
         """Leave the time since the last lap to the engines and the host."""
         self._last = time.perf_counter()
 
+    def times(self, width: int) -> StepTimes:
+        """The seconds of a step so far that verified this many rows of each sequence."""
+        total, verify = time.perf_counter() - self._start, self._target.engine_seconds - self._engine_start
+        eagle = self._laps.get("eagle", 0.0)
+        return StepTimes(verify, eagle, total - verify - eagle, width)
+
     def share(self, generations: Seq[Generation]) -> None:
         """Add the stages to the sequences' figures, each sequence an equal share; `verify` is time in engines."""
         total = time.perf_counter() - self._start
@@ -76,18 +67,24 @@ def decode_step(
     """
     clock = StageClock(target, drafters)
     sequences = [generation.sequence for generation in batch]
-    trees = _draft(batch, drafters, max_draft_tokens, clock)
-    verified = target.forward(verification_rows(sequences, trees, target.buckets), cache.view(0, len(batch)))
+    proposal = drafters.propose([_ask(generation, max_draft_tokens) for generation in batch], clock.lap)
+    trees = proposal.trees
+    rows = verification_rows(sequences, trees, target.buckets)
+    verified = target.forward(rows, cache.view(0, len(batch)))
     logits = target.logits(select_rows(verified.hidden, trees))
     clock.skip()
-    picks = split_rows(sampling.greedy(logits).tolist(), trees)
+    picks = choose_tokens(logits, batch, trees)
     acceptances = [accept(tree, pick) for tree, pick in zip(trees, picks, strict=True)]
     clock.lap("accept")
+    committed = []
     for slot, (generation, tree, acceptance) in enumerate(zip(batch, trees, acceptances, strict=True)):
-        kept = generation.commit(tree, acceptance, cache)
+        num_tokens, kept = generation.commit(tree, acceptance, cache)
+        committed.append(kept[:num_tokens])
         if generation.head is not None:
             generation.head.push(verified.features[slot], kept)
+    note_logprobs(logits, batch, trees, committed)
     clock.lap("commit")
+    drafters.learn(proposal, [acceptance.tokens for acceptance in acceptances], clock.times(rows.tokens.shape[1]))
     clock.share(batch)
 
 
@@ -100,7 +97,9 @@ def prefill_step(generation: Generation, target: Target, cache: KVCache, drafter
         drafters.eagle.absorb(sequence.slot, sequence, generation.head)
     done = sequence.cached == sequence.prompt_length
     if done:
-        generation.extend(sampling.greedy(target.logits(read.hidden[0, -1:])).tolist())
+        logits = target.logits(read.hidden[0, -1:])
+        generation.extend(choose_tokens(logits, [generation], [EMPTY])[0])
+        note_logprobs(logits, [generation], [EMPTY], [[0]])
     generation.stats.stage_seconds["prefill"] += time.perf_counter() - start
     return done
 
@@ -127,18 +126,7 @@ def _prefill_chunk(sequence: Sequence, target: Target, cache: CacheView, chunk: 
     return read
 
 
-def _draft(batch: Seq[Generation], drafters: Drafters, max_draft_tokens: int, clock: StageClock) -> list[DraftTree]:
-    """Each sequence's draft by its own method; those with a head draft together."""
-    sequences = [generation.sequence for generation in batch]
-    rooms = [min(sequence.draft_room, max_draft_tokens) for sequence in sequences]
-    trees = [
-        drafters.ngram.draft(sequence, room) if room and sequence.speculation.method == NGRAM else EMPTY
-        for sequence, room in zip(sequences, rooms, strict=True)
-    ]
-    clock.lap("ngram")
-    states = [generation.head for generation in batch]
-    if drafters.eagle is not None and any(state is not None for state in states):
-        found = drafters.eagle.draft(sequences, states, rooms)
-        trees = [tree if state is None else own for tree, state, own in zip(trees, states, found, strict=True)]
-        clock.lap("eagle")
-    return trees
+def _ask(generation: Generation, max_draft_tokens: int) -> Ask:
+    sequence = generation.sequence
+    room = min(sequence.draft_room, max_draft_tokens)
+    return Ask(sequence, generation.head, generation.auto, generation.sampler, room)

@@ -9,14 +9,32 @@ import numpy as np
 import torch
 
 from trtspec.config import HEAD_CHUNK, HEAD_WIDTH
-from trtspec.draft.expansion import Draft, expand_chains, expand_trees
+from trtspec.draft.expansion import ChainRule, Draft, expand_chains, expand_trees
 from trtspec.draft.head_state import HeadState
 from trtspec.draft.hidden_rows import join_rows, view_rows, zeros
 from trtspec.draft.tree import EMPTY, DraftTree
 from trtspec.engine.draft_head import DraftHeadRunner, HeadOutput
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Rows
+from trtspec.sampling import Sampler
 from trtspec.sequence import Sequence
+
+OPEN_TOKENS = 8
+"""Draft tokens of an open chain at most."""
+
+
+class HeadAsk(NamedTuple):
+    """What one sequence asks of the head in a step."""
+
+    sequence: Sequence
+    state: HeadState | None
+    """None: the head doesn't draft for it at all."""
+    room: int
+    """Draft tokens at most; 0: no draft in this step."""
+    sampler: Sampler | None = None
+    """What the target's tokens are chosen with; None: greedily."""
+    open: bool = False
+    """Whether a ChainRule says how far its chain goes, whatever eagle_tokens says."""
 
 
 class Refresh(NamedTuple):
@@ -41,7 +59,7 @@ class EagleDrafter:
     def __init__(self, head: DraftHeadRunner, cache: KVCache) -> None:
         """`cache` is the head's own; its slots are the target's."""
         self.head = head
-        self._cache = cache
+        self.cache = cache
         self._cache_rows = cache.block.shape[3]
 
     def start(self) -> HeadState:
@@ -51,7 +69,7 @@ class EagleDrafter:
 
     def move(self, state: HeadState, source: int, destination: int) -> None:
         """Take a sequence's KV to another slot."""
-        self._cache.move(source, destination, state.refreshed)
+        self.cache.move(source, destination, state.refreshed)
 
     def absorb(self, slot: int, sequence: Sequence, state: HeadState) -> None:
         """Refresh a sequence's queued rows alone until few enough are left for a pass of the batch.
@@ -61,38 +79,42 @@ class EagleDrafter:
         while state.queued > HEAD_WIDTH:
             self._refresh_pass([Refresh(0, sequence, state, min(state.queued - 1, HEAD_CHUNK))], [state], slot)
 
-    def draft(self, sequences: Seq[Sequence], states: Seq[HeadState | None], rooms: Seq[int]) -> list[DraftTree]:
+    def draft(self, asks: Seq[HeadAsk], rule: ChainRule | None = None) -> list[DraftTree]:
         """A draft for each sequence; empty where there is no room for one, or the head has stopped.
 
         Args:
-            sequences: those in slots 0, 1, ...
-            states: None for a sequence that the head doesn't draft for.
-            rooms: draft tokens at most.
+            asks: one for each of the slots 0, 1, ...
+            rule: how far open chains go; needed where there are any.
         """
-        trees = [EMPTY] * len(sequences)
+        trees = [EMPTY] * len(asks)
+        states = [ask.state for ask in asks]
         drafts = [
-            self._plan(slot, sequence, state, room)
-            for slot, (sequence, state, room) in enumerate(zip(sequences, states, rooms, strict=True))
-            if state is not None and not state.stopped and room
+            self._plan(slot, ask, ask.state)
+            for slot, ask in enumerate(asks)
+            if ask.state is not None and not ask.state.stopped and ask.room
         ]
         if not drafts:
             return trees
-        last = self._refresh(drafts, states)
-        expand = expand_chains if all(draft.top_k == 1 for draft in drafts) else expand_trees
-        found = expand(self.head, self._cache.view(0, len(states)), drafts, _refreshed(states), last)
+        last, starts = self._refresh(drafts, states), _refreshed(states)
+        cache = self.cache.view(0, len(states))
+        if all(draft.top_k == 1 for draft in drafts):
+            found = expand_chains(self.head, cache, drafts, starts, last, rule)
+        else:
+            found = expand_trees(self.head, cache, drafts, starts, last)
         for draft, tree in zip(drafts, found, strict=True):
             trees[draft.slot] = tree
         return trees
 
-    def _plan(self, slot: int, sequence: Sequence, state: HeadState, room: int) -> Draft:
+    def _plan(self, slot: int, ask: HeadAsk, state: HeadState) -> Draft:
         """What the options ask for, as far as room, positions and cache rows go."""
-        options, rows = sequence.speculation, state.refreshed + state.queued
+        options, rows = ask.sequence.speculation, state.refreshed + state.queued
         top_k = min(options.eagle_topk, self.head.config.draft_vocab_size)
-        size = min(options.eagle_tokens if top_k == 1 else options.tree_nodes, room)
+        longest = OPEN_TOKENS if ask.open else options.eagle_tokens
+        size = min(longest if top_k == 1 else options.tree_nodes, ask.room)
         # No node lies deeper than there are nodes: a tree holds all ancestors of its nodes.
         growths = size - 1 if top_k == 1 else min(options.eagle_depth, size - 1)
         growths = min(growths, state.max_rows - rows, (self._cache_rows - HEAD_WIDTH - rows) // top_k + 1)
-        return Draft(slot, sequence, state, top_k, growths, size)
+        return Draft(slot, ask.sequence, state, top_k, growths, size, ask.sampler, ask.open)
 
     def _refresh(self, drafts: Seq[Draft], states: Seq[HeadState | None]) -> HeadOutput:
         """Run the head over all queued rows; returns the output of each draft's last row, `[drafts, hidden]`."""
@@ -119,7 +141,7 @@ class EagleDrafter:
         mask = np.arange(buckets.live(int(starts.max()) + width)) <= positions[:, None, :, None]
         hidden = _spread(self.head.first_hidden(join_rows(features)), parts, tokens.shape)
         rows = Rows(*map(torch.from_numpy, (tokens, positions, starts, mask)))
-        output = self.head.forward(rows, hidden, self._cache.view(first_slot, len(states)))
+        output = self.head.forward(rows, hidden, self.cache.view(first_slot, len(states)))
         ends = [part.place * width + part.rows - 1 for part in parts]
         return HeadOutput(view_rows(output.feedback, ends), view_rows(output.logit_hidden, ends))
 

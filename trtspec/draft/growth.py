@@ -46,11 +46,17 @@ class TreeGrowth:
 
         No child scores better than its parent or comes before it, so the parents of the best are among them.
         """
-        chosen = np.sort(_best(np.concatenate(self._scores), size))
+        scores = np.concatenate(self._scores)
+        chosen = np.sort(_best(scores, size))
         rows = np.concatenate(([0], chosen + 1))
         parents = np.searchsorted(rows, np.concatenate(self._parents)[chosen])
         tokens = np.concatenate(self._tokens)[chosen]
-        return DraftTree(tokens.astype(np.int32), parents.astype(np.int32), (EAGLE,) * len(chosen))
+        return DraftTree(
+            tokens.astype(np.int32),
+            parents.astype(np.int32),
+            np.full(len(chosen), EAGLE, dtype=np.int8),
+            scores[chosen].astype(np.float32, copy=False),
+        )
 
 
 def _best(scores: np.ndarray, count: int) -> np.ndarray:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-NGRAM, EAGLE = "ngram", "eagle"
-SOURCES = (NGRAM, EAGLE)
+NGRAM, EAGLE = 1, 2
+SOURCES: dict[str, int] = {"ngram": NGRAM, "eagle": EAGLE}
+"""Drafters by name, as bit flags: several may propose the same token in the same place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +24,17 @@ class DraftTree:
     """int32 `[size]`, without the root."""
     parents: np.ndarray
     """int32 `[size]`"""
-    source: tuple[str, ...]
-    """Which drafter proposed each token, `[size]`."""
+    sources: np.ndarray
+    """int8 `[size]`: the flags of the drafters that proposed each token."""
+    scores: np.ndarray | None = None
+    """float32 `[size]`: log-probability of the path to each token by its drafter's estimate, NaN where that drafter has
+    none; None where no drafter has."""
 
     @classmethod
-    def chain(cls, tokens: np.ndarray, source: str) -> DraftTree:
+    def chain(cls, tokens: np.ndarray, source: int, scores: np.ndarray | None = None) -> DraftTree:
         """One path: every token's parent is the row before it."""
         size = len(tokens)
-        tree = cls(tokens.astype(np.int32, copy=False), _counting(size), (source,) * size)
+        tree = cls(tokens.astype(np.int32, copy=False), _counting(size), _repeated(source, size), scores)
         tree.__dict__["is_chain"] = True
         return tree
 
@@ -55,10 +58,10 @@ class DraftTree:
         """Distance of each row to the root, int32 `[width]`."""
         if self.is_chain:
             return _counting(self.width)
-        depths = np.zeros(self.width, dtype=np.int32)
-        for i, parent in enumerate(self.parents):
-            depths[i + 1] = depths[parent] + 1
-        return depths
+        depths = [0]
+        for parent in self.parents.tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, dtype=np.int32)
 
     @property
     def depth(self) -> int:
@@ -74,30 +77,28 @@ class DraftTree:
         """bool `[width, width]`: a row sees itself and its ancestors."""
         if self.is_chain:
             return _lower_triangle(self.width)
-        mask = np.eye(self.width, dtype=bool)
-        for i, parent in enumerate(self.parents):
-            mask[i + 1] |= mask[parent]
-        return mask
-
-    def path_to(self, row: int) -> list[int]:
-        """Rows from the root (0) to `row`, both included."""
-        path = [row]
-        while row:
-            row = int(self.parents[row - 1])
-            path.append(row)
-        return path[::-1]
+        # Bytes of 0 and 1 cost a few times less than an array's rows one by one.
+        rows = [b"\1" + bytes(self.size)]
+        for row, parent in enumerate(self.parents.tolist(), start=1):
+            rows.append(rows[parent][:row] + b"\1" + bytes(self.size - row))
+        return np.frombuffer(b"".join(rows), dtype=bool).reshape(self.width, self.width)
 
 
-EMPTY = DraftTree(np.zeros(0, np.int32), np.zeros(0, np.int32), ())
+EMPTY = DraftTree(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int8))
 
 
 def check_tree(tree: DraftTree) -> None:
     """Raise ValueError where a tree breaks the rules of `DraftTree`."""
-    if not len(tree.tokens) == len(tree.parents) == len(tree.source):
-        raise ValueError(f"{len(tree.tokens)} tokens, {len(tree.parents)} parents, {len(tree.source)} sources")
+    arrays = {"tokens": tree.tokens, "parents": tree.parents, "sources": tree.sources}
+    if tree.scores is not None:
+        arrays["scores"] = tree.scores
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ValueError(", ".join(f"{len(array)} {name}" for name, array in arrays.items()))
     if (tree.parents < 0).any() or (tree.parents > np.arange(tree.size)).any():
         raise ValueError(f"a parent lies behind its child: {tree.parents.tolist()}")
-    edges: Seq[tuple[int, int]] = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    if (tree.sources < 1).any() or (tree.sources > sum(SOURCES.values())).any():
+        raise ValueError(f"sources that are no drafters' flags: {tree.sources.tolist()}")
+    edges = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
     if len(set(edges)) != len(edges):
         raise ValueError("two children of one row carry the same token")
 
@@ -107,6 +108,13 @@ def _counting(size: int) -> np.ndarray:
     counting = np.arange(size, dtype=np.int32)
     counting.setflags(write=False)
     return counting
+
+
+@lru_cache(maxsize=256)
+def _repeated(source: int, size: int) -> np.ndarray:
+    sources = np.full(size, source, dtype=np.int8)
+    sources.setflags(write=False)
+    return sources
 
 
 def _ranges(stop: int) -> np.ndarray:

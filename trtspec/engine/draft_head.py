@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,18 @@ class HeadOutput(NamedTuple):
     """The hidden states that children of these rows take, `[batch, width, hidden]`."""
     logit_hidden: torch.Tensor
     """What the draft LM head reads, `[batch, width, hidden]`."""
+
+
+class RowNoise(NamedTuple):
+    """How the target's choice behind a row is made random: what is drafted follows the same noise."""
+
+    temperature: float
+    values: np.ndarray
+    """float32 `[vocab]`: added to the target's logits / temperature."""
+
+
+Noise = Seq[RowNoise | None]
+"""Of each row; None where the target's choice is its most probable token."""
 
 
 class DraftHeadRunner(EngineClock):
@@ -77,21 +90,24 @@ class DraftHeadRunner(EngineClock):
         feedback = outputs[tensors.FEEDBACK]
         return HeadOutput(feedback, outputs.get(tensors.LOGIT_HIDDEN, feedback))
 
-    def best_tokens(self, hidden_rows: torch.Tensor) -> np.ndarray:
-        """The target's id of the most probable token behind each contiguous row `[rows, hidden]`: integer `[rows]`."""
-        return self._target_ids(sampling.greedy(self._logits(hidden_rows)))
+    def best_tokens(self, hidden_rows: torch.Tensor, noise: Noise = ()) -> np.ndarray:
+        """The target's id of the likeliest token behind each contiguous row `[rows, hidden]`: integer `[rows]`."""
+        return self._target_ids(sampling.greedy(self._logits(hidden_rows, noise)))
 
-    def top_tokens(self, hidden_rows: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The `count` most probable tokens behind each row, best first; of equals, the lower row of the LM head first.
+    def top_tokens(self, hidden_rows: torch.Tensor, count: int, noise: Noise = ()) -> tuple[np.ndarray, np.ndarray]:
+        """The `count` likeliest tokens behind each row, best first; of equals, the lower row of the LM head first.
+
+        With noise, what is likely depends on it, and the log-probabilities are those of the perturbed logits.
 
         Args:
             hidden_rows: contiguous `[rows, hidden]`.
             count: at most draft_vocab.
+            noise: of each row; empty where no row has any.
 
         Returns:
             The target's ids, integer `[rows, count]`, and their log-probabilities, float32 `[rows, count]`.
         """
-        draft_ids, log_probs = sampling.top_k(self._logits(hidden_rows), count)
+        draft_ids, log_probs = sampling.top_k(self._logits(hidden_rows, noise), count)
         return self._target_ids(draft_ids), log_probs
 
     def close(self) -> None:
@@ -100,9 +116,24 @@ class DraftHeadRunner(EngineClock):
             if engine is not None:
                 engine.close()
 
-    def _logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """Logits `[rows, draft_vocab]`, valid until the LM head's next run."""
-        return self._timed(self._lm_head.engine, self._lm_head.inputs(hidden_rows))[tensors.LOGITS]
+    def _logits(self, hidden_rows: torch.Tensor, noise: Noise) -> torch.Tensor:
+        """Logits `[rows, draft_vocab]`, perturbed, valid until the LM head's next run."""
+        logits = self._timed(self._lm_head.engine, self._lm_head.inputs(hidden_rows))[tensors.LOGITS]
+        for row, own in enumerate(noise):
+            if own is not None:
+                values = own.values if self._token_ids is None else own.values[self._token_ids]
+                perturb(logits[row], own.temperature, values[: logits.shape[1]])
+        return logits
 
     def _target_ids(self, draft_ids: np.ndarray) -> np.ndarray:
         return draft_ids if self._token_ids is None else self._token_ids[draft_ids]
+
+
+def perturb(logits: torch.Tensor, temperature: float, noise: np.ndarray) -> None:
+    """Divide one row's logits `[draft_vocab]` by the temperature and add noise, in place."""
+    if logits.is_cpu:
+        host = logits.numpy()
+        host /= temperature
+        host += noise
+    else:
+        logits.div_(temperature).add_(torch.from_numpy(np.ascontiguousarray(noise)).to(logits))
