@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores: engines' threads of several processes that spin for each other's cores take minutes
+    # for seconds. Before torch is imported, which fixes its number of threads, and for the processes that tests start.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

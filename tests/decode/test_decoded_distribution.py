@@ -31,28 +31,19 @@ from trtspec.sampling import top_k
 from trtspec.sequence import Sequence
 
 VOCAB, LENGTH, SEQUENCES, SLOTS = 5, 3, 200_000, 256
-# The last token alone is repeated: the first draft is the head's in `exclusive`, later ones often a lookup's.
-PROMPT = (0, 1, 2, 0, 3, 1)
-LIMITS = Limits(max_seq_len=len(PROMPT) + LENGTH + 1, max_batch_size=SLOTS, max_draft_tokens=5)
-SAMPLINGS = [
-    SamplingParams(max_new_tokens=LENGTH, temperature=0.9),
-    SamplingParams(max_new_tokens=LENGTH, temperature=1.1),
-    SamplingParams(
-        max_new_tokens=LENGTH,
-        temperature=0.9,
-        top_p=0.93,
-        repetition_penalty=1.2,
-        presence_penalty=0.2,
-        frequency_penalty=0.3,
-    ),
+PROMPT_LENGTH = 6
+LIMITS = Limits(max_seq_len=PROMPT_LENGTH + LENGTH + 1, max_batch_size=SLOTS, max_draft_tokens=5)
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.2, "frequency_penalty": 0.3}
+CASES = [
+    ((0, 1, 2, 0, 3, 1), SamplingParams(max_new_tokens=LENGTH, temperature=0.9)),
+    ((0, 3, 1, 2, 3, 1), SamplingParams(max_new_tokens=LENGTH, temperature=1.1)),
+    ((0, 1, 2, 0, 3, 1), SamplingParams(max_new_tokens=LENGTH, temperature=0.9, top_p=0.93, **PENALTIES)),
 ]
-"""Sequences take turns with these. Penalties and top-p take most of the test's time, so not all have them."""
+"""Prompts and sampling parameters, which sequences have in turn. The second prompt's last two tokens are repeated, so
+that `exclusive` begins with a lookup. Penalties and top-p take most of the time, so not all have them."""
 METHODS = {
-    "none": SpeculationConfig(method="none"),
-    **{
-        merge: SpeculationConfig(method="ngram-eagle", merge=merge, ngram_min=1, hybrid_ngram_min=2, eagle_tokens=2)
-        for merge in MERGES
-    },
+    merge: SpeculationConfig(method="ngram-eagle", merge=merge, ngram_min=1, hybrid_ngram_min=2, eagle_tokens=2)
+    for merge in MERGES
 }
 
 
@@ -143,17 +134,16 @@ def new_cache(dtype: torch.dtype) -> KVCache:
 
 def begin(slot: int, seed: int, options: SpeculationConfig, drafters: Drafters) -> Generation:
     """A sequence whose last prompt token is the root: all of its tokens come from decode steps."""
-    sampling = replace(SAMPLINGS[seed % len(SAMPLINGS)], seed=seed)
-    sequence = Sequence.start(seed, PROMPT, LIMITS.max_seq_len, sampling, options)
-    sequence.slot, sequence.cached = slot, len(PROMPT) - 1
+    prompt, sampling = CASES[seed % len(CASES)]
+    sequence = Sequence.start(seed, prompt, LIMITS.max_seq_len, replace(sampling, seed=seed), options)
+    sequence.slot, sequence.cached = slot, PROMPT_LENGTH - 1
     generation = Generation(sequence, TextStream(PieceDecoder(), ()), frozenset())
     # As if it had drawn a token already: the first draft is made with the noise, too.
     generation.sampler_of(VOCAB)
     if options.method != "none":
         assert drafters.eagle is not None
         generation.head = drafters.eagle.start()
-        rows = range(len(PROMPT) - 1)
-        generation.head.push(torch.tensor([[position, PROMPT[position]] for position in rows]))
+        generation.head.push(torch.tensor([*enumerate(prompt[:-1])]))
     if drafters.policy is not None:
         generation.auto = drafters.policy.start()
     return generation
@@ -176,16 +166,16 @@ def decoded(options: SpeculationConfig, drafters: Drafters, target: TableTarget)
             generation.sequence.slot = slot
 
 
-def exact_distribution(params: SamplingParams) -> dict[tuple[int, ...], float]:
+def exact_distribution(prompt: tuple[int, ...], params: SamplingParams) -> dict[tuple[int, ...], float]:
     """The probability of each output."""
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     found = {}
     for output in itertools.product(range(VOCAB), repeat=LENGTH):
         chance = 1.0
         for at, token in enumerate(output):
-            path = [*PROMPT, *output[:at]]
+            path = [*prompt, *output[:at]]
             logits = TARGET_TABLE[len(path) - 1, path[-1]].tolist()
-            chance *= probabilities(penalised(logits, PROMPT, output[:at], *penalties), params)[token]
+            chance *= probabilities(penalised(logits, prompt, output[:at], *penalties), params)[token]
         found[output] = chance
     assert math.fsum(found.values()) == pytest.approx(1)
     return found
@@ -209,26 +199,25 @@ def chi_squared(counts: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], f
 def test_chi_squared(name: str) -> None:
     """200,000 sequences with seeds of their own, a third of them with penalties and top-p; drafts share the noise.
 
-    They are independent of one another, so the statistics of all sampling parameters add up to one.
+    They are independent of one another, so the statistics of all cases add up to one.
     """
     options, target = METHODS[name], TableTarget()
     drafters = Drafters(NgramDrafter(), EagleDrafter(TableHead(), new_cache(torch.int64)))
     if name == AUTO:
         drafters.policy = FicklePolicy(0, LIMITS, target.buckets, spread=0.1)
-    counts = [Counter[tuple[int, ...]]() for _ in SAMPLINGS]
+    counts = [Counter[tuple[int, ...]]() for _ in CASES]
     stats = Stats()
     for generation in decoded(options, drafters, target):
         sequence = generation.sequence
-        counts[sequence.index % len(SAMPLINGS)][tuple(sequence.history[len(PROMPT) :].tolist())] += 1
+        counts[sequence.index % len(CASES)][tuple(sequence.history[PROMPT_LENGTH:].tolist())] += 1
         stats.add(generation.stats)
-    results = [chi_squared(own, exact_distribution(params)) for own, params in zip(counts, SAMPLINGS, strict=True)]
+    results = [chi_squared(own, exact_distribution(*case)) for own, case in zip(counts, CASES, strict=True)]
     freedom = sum(freedom for _, freedom in results)
     assert sum(own.total() for own in counts) == SEQUENCES
     assert freedom > 250
     assert chi_squared_tail(math.fsum(statistic for statistic, _ in results), freedom) > 0.001
     assert stats.steps + stats.accepted_tokens == LENGTH * SEQUENCES
-    if name != "none":
-        assert min(own.accepted_tokens for own in stats.by_source.values()) > SEQUENCES / 20
+    assert min(own.accepted_tokens for own in stats.by_source.values()) > SEQUENCES / 20
 
 
 def test_the_tail_of_chi_squared() -> None:

@@ -38,7 +38,7 @@ def load_costs(directory: Path, key: str) -> Costs | None:
         entry = json.loads((directory / COSTS_FILE).read_text(encoding="utf-8"))[key]
         head = entry["head"]
         return Costs(PassCosts.from_json(entry["verify"]), None if head is None else PassCosts.from_json(head))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -58,7 +58,7 @@ def store_costs(directory: Path, key: str, costs: Costs) -> None:
 def _entries(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -17,7 +17,7 @@ from trtspec.engine.draft_head import DraftHeadRunner
 from trtspec.engine.kv_cache import KVCache
 from trtspec.engine.target import Rows, Target
 
-MOST_ROWS = 128
+MOST_ROWS = 64
 """Rows of all sequences together beyond which no pass is measured: estimates go on at the slope."""
 CONTEXT = 256
 """Committed tokens that each measured sequence pretends to have, where the cache has room for as many."""

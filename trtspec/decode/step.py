@@ -29,10 +29,11 @@ class StageClock:
         self._head_start = drafters.head_seconds
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
+        self._ends: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
         """Put the time since the last lap down to a stage."""
-        now = time.perf_counter()
+        now = self._ends[stage] = time.perf_counter()
         self._laps[stage] = self._laps.get(stage, 0.0) + now - self._last
         self._last = now
 
@@ -41,8 +42,12 @@ class StageClock:
         self._last = time.perf_counter()
 
     def times(self, width: int) -> StepTimes:
-        """The seconds of a step so far that verified this many rows of each sequence."""
-        total, verify = time.perf_counter() - self._start, self._target.engine_seconds - self._engine_start
+        """The seconds of a step so far that verified this many rows of each sequence.
+
+        `verify` lasts from the draft to the choice of tokens: engines on a GPU return before they are through, and only
+        the choice waits for them.
+        """
+        total, verify = time.perf_counter() - self._start, self._ends["accept"] - self._ends["merge"]
         eagle = self._laps.get("eagle", 0.0)
         return StepTimes(verify, eagle, total - verify - eagle, width)
 

@@ -37,6 +37,8 @@ RETURN_STEP = 0.02
 comes after."""
 SESSION_STEP = 0.02
 """Weight of a draft in the session's average."""
+LEAST_GAIN = 1.02
+"""Factor of the expected rate from which on the head runs: estimates err, and its draft costs the host something."""
 HOST_STEP = 0.05
 """Weight of the newest step in the estimate of what a step takes outside of passes."""
 FIRST_EXPECTED = np.array([[0.55, 0.5, 0.45, 0.45, 0.4, 0.4, 0.4, 0.4], [0.35, 0.45, 0.45, 0.45, 0.4, 0.4, 0.4, 0.4]])
@@ -241,12 +243,14 @@ class AutoStep:
                 for member in self.members
             ]
             rate, _ = self._best_rate(paths, 0.0 if others_draft else float(self._head_seconds[length - 1]))
-            if rate > best:
+            if rate > LEAST_GAIN * best:
                 break
         else:
             able = [member for member in able if member.state.idle >= PROBE_STEPS]
         for member in able:
             member.wants_head = True
+            # Trees grow as the options say, without being asked how far: at least this is spent then.
+            self._spent = float(self._head_seconds[0])
 
     def go_on(self, slots: Seq[int], log_probs: np.ndarray) -> bool:
         """Whether the head's chains should get another token.

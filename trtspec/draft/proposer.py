@@ -50,7 +50,7 @@ class StepTimes(NamedTuple):
     """Seconds of one step."""
 
     verify: float
-    """In the target's engines."""
+    """From the draft to the choice of the target's tokens."""
     eagle: float
     """From the lookup's end to the head's draft."""
     other: float
@@ -123,7 +123,7 @@ class Drafters:
             self.policy.learn(member, proposal.head_trees[member.slot], chosen[member.slot])
         batch, levels = len(proposal.trees), max(tree.depth for tree in proposal.head_trees)
         self.policy.clock(batch, times.width, times.verify, times.other)
-        if levels and len(step.members) == batch:
+        if levels and len(step.members) == batch and all(tree.is_chain for tree in proposal.head_trees):
             self.policy.clock_head(batch, step.refresh_width, levels, times.eagle)
 
     def _matches(self, ask: Ask) -> list[Match]:
@@ -143,17 +143,14 @@ class Drafters:
         if not members:
             return None
         assert self.policy is not None
-        others = [ask for ask in asks if ask.auto is None]
-        width = 1 + max(map(_usual_size, others), default=0)
+        width = 1 + max((_usual_size(ask) for ask in asks if ask.auto is None), default=0)
         step = self.policy.begin(members, len(asks), width, _refresh_width(asks))
-        step.choose_head(any(ask.head is not None for ask in others))
+        step.choose_head(any(map(_runs_head, asks, matches)))
         return step
 
     def _run_head(self, asks: Seq[Ask], matches: Seq[Seq[Match]], step: AutoStep | None, lap: Lap) -> Seq[DraftTree]:
         wanted = {member.slot for member in step.members if member.wants_head} if step else set()
-        for slot, (ask, found) in enumerate(zip(asks, matches, strict=True)):
-            if ask.head is not None and ask.auto is None and not _has_qualified(ask, found):
-                wanted.add(slot)
+        wanted.update(slot for slot, runs in enumerate(map(_runs_head, asks, matches)) if runs)
         if self.eagle is None or not wanted:
             return [EMPTY] * len(asks)
         head_trees = self.eagle.draft(
@@ -172,11 +169,13 @@ def _refresh_width(asks: Seq[Ask]) -> int:
     return min(max((ask.head.queued for ask in asks if ask.head), default=1), HEAD_WIDTH) or 1
 
 
-def _has_qualified(ask: Ask, found: Seq[Match]) -> bool:
-    """Whether the `exclusive` merge leaves the head out."""
+def _runs_head(ask: Ask, found: Seq[Match]) -> bool:
+    """Whether a sequence has the head draft without the policy being asked: not where `exclusive` has a good match."""
     options = ask.sequence.speculation
+    if ask.auto is not None or ask.head is None or ask.head.stopped or not ask.room:
+        return False
     exclusive = options.method == "ngram-eagle" and options.merge == EXCLUSIVE
-    return exclusive and bool(found) and found[0].length >= options.hybrid_ngram_min
+    return not (exclusive and bool(found) and found[0].length >= options.hybrid_ngram_min)
 
 
 def _usual_size(ask: Ask) -> int:
