@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 import threading
 import time
@@ -17,7 +18,7 @@ import torch
 
 from trtspec.checkpoint.target import TargetConfig
 from trtspec.config import AUTO, SamplingParams, SpeculationConfig
-from trtspec.decode.cost_store import Costs, load_costs, machine_key, store_costs
+from trtspec.decode.cost_store import COSTS_FILE, Costs, load_costs, machine_key, store_costs
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
 from trtspec.decode.profile import CONTEXT, measure_head, measure_target
@@ -37,6 +38,8 @@ from trtspec.prompt import Prompt, check_prompts, prompt_ids
 from trtspec.sampling import TokenLogprob
 from trtspec.sequence import Sequence
 from trtspec.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -251,13 +254,18 @@ class Session:
         assert self._eagle is not None
         costs = load_costs(self.engine_dir.path, self._machine)
         if costs is None:
+            logger.info("measuring pass times, once for this directory and machine (takes some seconds)")
             # Behind everything that sequences under way have in their slots.
             row = max(min(CONTEXT, self.limits.max_seq_len - 1), self._scheduler.longest)
             costs = Costs(
                 measure_target(self._target, self._cache, row, self.limits.max_width),
                 measure_head(self._eagle.head, self._eagle.cache, row),
             )
-            store_costs(self.engine_dir.path, self._machine, costs)
+            if not store_costs(self.engine_dir.path, self._machine, costs):
+                logger.warning(
+                    "%s can't be written, so each session measures pass times anew; make the directory writable once",
+                    self.engine_dir.path / COSTS_FILE,
+                )
         widths = [self._target.buckets.width(rows) for rows in range(1, self.limits.max_width + 1)]
         self._drafters.policy = AutoPolicy(costs.verify, costs.head, widths)
 

@@ -17,7 +17,7 @@ from trtspec.bench.datasets import load_dataset
 from trtspec.checkpoint.demo import packaged_head
 
 pytestmark = pytest.mark.slow
-SAMPLING = trtspec.SamplingParams(max_new_tokens=64, ignore_eos=True)
+SAMPLING = trtspec.SamplingParams(max_new_tokens=40, ignore_eos=True)
 PLAIN = trtspec.SpeculationConfig(method="none")
 CHAIN = trtspec.SpeculationConfig(method="eagle", eagle_tokens=3)
 TREE = trtspec.SpeculationConfig(method="eagle", eagle_topk=4, eagle_depth=3, tree_nodes=15)
@@ -39,8 +39,8 @@ def plain(session: trtspec.Session) -> list[list[int]]:
 def test_drafting_changes_no_token(
     session: trtspec.Session, plain: list[list[int]], speculation: trtspec.SpeculationConfig, batch: int
 ) -> None:
-    """Alone every sixth prompt and in batches every second one, to save time."""
-    numbers = range(0, len(PROMPTS), 6 if batch == 1 else 2)
+    """Alone every eighth prompt and in batches every third one, to save time."""
+    numbers = range(0, len(PROMPTS), 8 if batch == 1 else 3)
     accepted = 0
     for at in range(0, len(numbers), batch):
         group = numbers[at : at + batch]
@@ -48,7 +48,7 @@ def test_drafting_changes_no_token(
         for number, completion in zip(group, completions, strict=True):
             assert completion.token_ids == plain[number], PROMPTS[number].name
             accepted += completion.stats.accepted_tokens
-    assert accepted > 32
+    assert accepted > 16
 
 
 def test_the_head_is_of_use(session: trtspec.Session) -> None:

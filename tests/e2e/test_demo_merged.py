@@ -36,15 +36,15 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trtspec.Sessio
     ids=["greedy", "penalised", "hot"],
 )
 def test_merging_changes_no_token(session: trtspec.Session, sampling: trtspec.SamplingParams) -> None:
-    """Every third prompt, to save time; four at once."""
+    """Every fourth prompt, to save time; three at once."""
     contenders = [SessionMethod(session, each, f"{each.method}:{each.merge}") for each in (PLAIN, *MERGES)]
-    prompts = [(prompt.name, session.encode(prompt.prompt)) for prompt in PROMPTS[::3]]
-    result = compare(session, contenders, prompts, sampling, batch_size=4)
+    prompts = [(prompt.name, session.encode(prompt.prompt)) for prompt in PROMPTS[::4]]
+    result = compare(session, contenders, prompts, sampling, batch_size=3)
     assert all(difference.logit_gap and abs(difference.logit_gap) < NEAR_TIE for difference in result.differences)
     # A near-tie that turns round once in some thousand tokens is arithmetic; more would be a fault.
     assert len(result.differences) <= 1
     for method in result.methods[1:]:
-        assert method.stats.by_source["eagle"].accepted_tokens > (0 if "auto" in method.name else 10)
+        assert method.stats.by_source["eagle"].accepted_tokens > (0 if "auto" in method.name else 5)
 
 
 def test_the_head_rests_where_lookups_match(session: trtspec.Session) -> None:

@@ -15,7 +15,7 @@ from trtspec.bench.huggingface import HuggingFaceMethod, load_huggingface
 from trtspec.config import OCCURRENCES
 
 pytestmark = pytest.mark.slow
-NEW_TOKENS = 64
+NEW_TOKENS = 40
 SAMPLING = trtspec.SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
 PLAIN = trtspec.SpeculationConfig(method="none")
 NGRAM = trtspec.SpeculationConfig(method="ngram")

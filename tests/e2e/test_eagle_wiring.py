@@ -16,7 +16,7 @@ NEW_TOKENS = 40
 
 @pytest.fixture(scope="module")
 def prompts() -> Sequence[Any]:
-    return [item.messages for item in load_dataset("chat", 6)]
+    return [item.messages for item in load_dataset("chat", 5)]
 
 
 @pytest.fixture(scope="module")

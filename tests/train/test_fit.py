@@ -31,7 +31,8 @@ def test_the_loss_and_its_gradient_are_those_of_plain_torch() -> None:
         student @ lm_head.T, (teacher[rows] @ lm_head.T).softmax(-1), reduction="sum"
     )
     (expected,) = torch.autograd.grad(3 * plain, student)
-    torch.testing.assert_close(loss, plain)
+    # A sum of 2,100 terms in another order.
+    torch.testing.assert_close(loss, plain, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, expected)
 
 

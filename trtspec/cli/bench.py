@@ -96,8 +96,8 @@ def bench(
 
 
 def _method_names(methods: str) -> list[str]:
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if not names or len(set(names)) != len(names):
+    names = [name.strip() for name in methods.split(",")]
+    if not all(names) or len(set(names)) != len(names):
         raise ConfigError(f"--methods {methods!r}: give each method once, separated by commas")
     return names
 

@@ -27,6 +27,9 @@ def cli(verbose: bool) -> None:
     """Speculative decoding that never changes the output: build engines, run them, measure them."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s: %(message)s")
+    if sys.stderr is not None and sys.stderr.isatty():
+        # Who waits at a terminal is told why.
+        logging.getLogger("trtspec.session").setLevel(logging.INFO)
 
 
 for command in (demo, build, run, bench, inspect):

@@ -56,8 +56,8 @@ SAMPLED: dict[str, tuple[str, Any]] = {
     "top_p": ("Draw from the likeliest tokens that together have this probability.", None),
     "min_p": ("Draw from tokens at least this probable relative to the likeliest.", None),
     "repetition_penalty": ("Above 1: tokens of prompt and output become less likely.", None),
-    "presence_penalty": ("Taken off the logits of tokens in the output.", None),
-    "frequency_penalty": ("The same for each time that they occur in it.", None),
+    "presence_penalty": ("Taken off the logits of tokens in the output; -2 to 2.", None),
+    "frequency_penalty": ("The same for each time that they occur in it; -2 to 2.", None),
     "seed": ("Decides what is drawn, whatever the method or batch.", click.IntRange(0, 2**64 - 1)),
 }
 """The same for SamplingParams: how tokens are chosen."""

@@ -42,17 +42,19 @@ def load_costs(directory: Path, key: str) -> Costs | None:
         return None
 
 
-def store_costs(directory: Path, key: str, costs: Costs) -> None:
-    """Keep measurements beside those of other machines, in one rename; nothing is kept where nothing may be written."""
+def store_costs(directory: Path, key: str, costs: Costs) -> bool:
+    """Keep measurements beside those of other machines, in one rename; false where nothing may be written."""
     file, scratch = directory / COSTS_FILE, directory / f"{COSTS_FILE}.{os.getpid()}"
     entry = {"verify": costs.verify.to_json(), "head": costs.head.to_json() if costs.head else None}
     try:
         scratch.write_text(json.dumps({**_entries(file), key: entry}, indent=1) + "\n", encoding="utf-8")
         scratch.replace(file)
+        return True
     except OSError:
         # A read-only directory, or a full disk: the next session measures again.
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
+        return False
 
 
 def _entries(file: Path) -> dict[str, Any]:
