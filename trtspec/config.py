@@ -14,7 +14,8 @@ METHODS = ("none", "ngram", "eagle", "ngram-eagle")
 """Drafting methods."""
 HEAD_METHODS = ("eagle", "ngram-eagle")
 """Those that need a draft head."""
-AUTO, EXCLUSIVE, UNION = MERGES = ("auto", "exclusive", "union")
+AUTO, EXCLUSIVE = "auto", "exclusive"
+MERGES = (AUTO, EXCLUSIVE, "union")
 """How ngram-eagle combines its two drafters."""
 OCCURRENCES = ("earliest", "latest")
 RUNTIMES = ("onnxruntime", "tensorrt-rtx", "tensorrt")
@@ -142,7 +143,8 @@ class SpeculationConfig:
     ngram_branches: int = 1
     """Continuations with different first tokens that a lookup gives at most."""
     hybrid_ngram_min: int = 4
-    """Shortest match for which ngram-eagle's `exclusive` merge leaves the head out."""
+    """Shortest match for which ngram-eagle's `exclusive` merge leaves the head out, and shortest one of a lookup behind
+    the head's own path (`union`, `auto`)."""
     eagle_tokens: int = 3
     """Draft tokens of an EAGLE chain, which is what eagle_topk 1 makes."""
     eagle_topk: int = 1

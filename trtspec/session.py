@@ -243,9 +243,10 @@ class Session:
                 f"method {speculation.method} needs a draft head, which {self.engine_dir.path} has not: build it with "
                 f"--eagle HEAD, or choose one of: {', '.join(self.methods)}"
             )
+        generations = [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
         if speculation.method == "ngram-eagle" and speculation.merge == AUTO:
             self._prepare_policy()
-        return [self._generation(i, prompt, sampling, speculation) for i, prompt in enumerate(prompts)]
+        return generations
 
     def _prepare_policy(self) -> None:
         """Know what passes cost: from the engine directory, or measured now, which takes some seconds."""
