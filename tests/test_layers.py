@@ -23,13 +23,13 @@ LAYERS = (
     ("engine",),
     ("draft",),
     ("decode",),
-    ("tokenizer",),
+    ("tokenizer", "completion"),
     ("prompt", "draft_vocab", "runtime_build"),
-    ("head_plan",),
+    ("head_plan", "proposal_build"),
     ("head_build",),
     ("session", "engine_build"),
-    ("bench", "train"),
-    ("cli", "serving", "integrations"),
+    ("bench", "train", "serving", "integrations"),
+    ("cli",),
     ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

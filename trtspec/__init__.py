@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from trtspec.completion import Completion, StreamEvent
     from trtspec.config import Limits, SamplingParams, SpeculationConfig
     from trtspec.engine_build import build
     from trtspec.engine_dir import EngineDir
     from trtspec.errors import TrtspecError, UserError
-    from trtspec.session import Completion, Session, StreamEvent
+    from trtspec.session import Session
 
 _MODULES = {
-    "Completion": "session",
+    "Completion": "completion",
     "EngineDir": "engine_dir",
     "Limits": "config",
     "SamplingParams": "config",
     "Session": "session",
     "SpeculationConfig": "config",
-    "StreamEvent": "session",
+    "StreamEvent": "completion",
     "TrtspecError": "errors",
     "UserError": "errors",
     "build": "engine_build",

@@ -6,7 +6,12 @@ TrtspecError
 │   ├── CheckpointError  a model directory, a weight file, a tensor
 │   ├── EngineDirError   an engine directory
 │   ├── PromptError      a prompt or a prompt file
+│   ├── RequestError     a field of a request to a server
 │   └── DependencyError  an optional package that the request needs is not installed
+├── UnavailableError     a server can't answer a request that is right
+│   ├── QueueFullError   too many requests wait already
+│   ├── ShutdownError    the server ends
+│   └── DeadlineError    the request's time is over
 └── EngineError          a compiler or runtime failed on input that was right: exit code 1
 
 A message says what was found, what was expected and what to do.
@@ -37,11 +42,31 @@ class PromptError(UserError):
     """A prompt or a prompt file cannot be used."""
 
 
+class RequestError(UserError):
+    """A field of a request to a server has the wrong type, shape or value."""
+
+
 class DependencyError(UserError):
     """An optional package is needed and not installed."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
         super().__init__(f"{purpose} needs the package {package}; install it with: pip install 'trtspec[{extra}]'")
+
+
+class UnavailableError(TrtspecError):
+    """A server can't answer a request now, although it is right."""
+
+
+class QueueFullError(UnavailableError):
+    """As many requests as may wait are waiting."""
+
+
+class ShutdownError(UnavailableError):
+    """The server ends, or has ended."""
+
+
+class DeadlineError(UnavailableError):
+    """The answer was not complete in the time that the request allowed."""
 
 
 class EngineError(TrtspecError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,7 +29,6 @@ class Sequence:
     cached: int = 0
     slot: int = -1
     finish_reason: str | None = None
-    text_parts: list[str] = field(default_factory=list)
 
     @classmethod
     def start(

@@ -7,98 +7,36 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from trtspec.checkpoint.target import TargetConfig
+from trtspec.completion import Completion, StreamEvent, event_of
 from trtspec.config import AUTO, SamplingParams, SpeculationConfig
 from trtspec.decode.cost_store import COSTS_FILE, Costs, load_costs, machine_key, store_costs
 from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
 from trtspec.decode.profile import CONTEXT, measure_head, measure_target
 from trtspec.decode.scheduler import Scheduler
-from trtspec.decode.stats import Stats
 from trtspec.decode.step import prompt_features, prompt_logits
+from trtspec.draft.choose_lookup import choose_lookup
 from trtspec.draft.eagle import EagleDrafter
-from trtspec.draft.ngram import NgramDrafter
 from trtspec.draft.policy import AutoPolicy
 from trtspec.draft.proposer import Drafters
 from trtspec.engine.base import TORCH_DTYPES
 from trtspec.engine.kv_cache import KVCache
-from trtspec.engine.loading import choose_runtime, load_draft_head, load_target
+from trtspec.engine.loading import choose_runtime, load_draft_head, load_proposal, load_target
 from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
 from trtspec.errors import ConfigError, EngineDirError, PromptError, UserError
 from trtspec.prompt import Prompt, check_prompts, prompt_ids
-from trtspec.sampling import TokenLogprob
 from trtspec.sequence import Sequence
 from trtspec.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What was generated for one prompt.
-
-    `token_ids` end with the token that ended the sequence: the end-of-sequence token, or the one that completed a
-    stop string; `text` holds neither.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    prompt_tokens: int
-    finish_reason: str
-    stats: Stats
-    time_to_first_token_ms: float
-    seconds: float
-    """From the start of the request to its last token, waiting for a slot included."""
-    seed: int | None = None
-    """What its tokens were drawn with; None where they were not drawn."""
-    logprobs: list[TokenLogprob] | None = None
-    """One for each token, where they were asked for."""
-    policy: Mapping[str, Any] | None = None
-    """What the `auto` merge did and learned; None for other methods."""
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """The figures of docs/metrics.md."""
-        return {
-            **self.stats.metrics(),
-            "time_to_first_token_ms": self.time_to_first_token_ms,
-            "tokens_per_second": len(self.token_ids) / self.seconds,
-            **({} if self.policy is None else {"policy": dict(self.policy)}),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object of `trtspec run --json`."""
-        return {
-            "index": self.index,
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "prompt_tokens": self.prompt_tokens,
-            "finish_reason": self.finish_reason,
-            "seed": self.seed,
-            "logprobs": None if self.logprobs is None else [each.to_json() for each in self.logprobs],
-            "metrics": self.metrics,
-        }
-
-
-@dataclass(frozen=True)
-class StreamEvent:
-    """A piece of a growing completion; `finish_reason` is None until the last one."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    completion: Completion | None = None
 
 
 class Session:
@@ -122,13 +60,14 @@ class Session:
             device=device,
         )
         self._eagle: EagleDrafter | None = None
-        if engine_dir.draft_head is not None:
-            try:
+        try:
+            if engine_dir.draft_head is not None:
                 self._eagle = EagleDrafter(*load_draft_head(engine_dir, runtime, self._target))
-            except BaseException:
-                self._target.close()
-                raise
-        self._drafters = Drafters(NgramDrafter(), self._eagle)
+            lookup = choose_lookup(device, self.limits, load_proposal(engine_dir, runtime))
+        except BaseException:
+            self._target.close()
+            raise
+        self._drafters = Drafters(lookup, self._eagle)
         self._scheduler = Scheduler(self._target, self._cache, self.limits, self._drafters)
         self._machine = machine_key(runtime, device)
         self._eos = frozenset(self._config.eos_token_ids)
@@ -177,6 +116,7 @@ class Session:
                 policy = self._drafters.policy
                 store_costs(self.engine_dir.path, self._machine, Costs(policy.verify, policy.head))
             self._target.close()
+            self._drafters.ngram.close()
             if self._eagle is not None:
                 self._eagle.head.close()
 
@@ -225,6 +165,55 @@ class Session:
     ) -> Iterator[StreamEvent]:
         """Complete the prompts, yielding each one's text as it grows; closing the iterator cancels them all."""
         return self._run(self._prepare(prompts, sampling, speculation), whole=False)
+
+    def prepare(self) -> None:
+        """Measure now what passes cost where the engine directory doesn't know it: later the first prompt would wait.
+
+        Only the `auto` merge asks for that; without a draft head this does nothing.
+        """
+        if self._eagle is not None:
+            self._prepare_policy()
+
+    def submit(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, speculation: SpeculationConfig | None = None
+    ) -> Generation:
+        """Queue one prompt, for a caller that steps the session itself; `generate` and `stream` step it for theirs.
+
+        Raises:
+            PromptError, ConfigError: as for `generate`.
+        """
+        [generation] = self._prepare([prompt], sampling, speculation)
+        self._add(generation)
+        return generation
+
+    def step(self) -> list[Generation]:
+        """Read prompts that are due, a chunk's tokens at most, and run one decode step.
+
+        Returns:
+            The sequences that got tokens; `completion.event_of` tells them.
+
+        Raises:
+            EngineError: an engine failed; cancel what is running, since its KV may be half-written.
+        """
+        return self._scheduler.step()
+
+    def cancel(self, generation: Generation) -> None:
+        """End a sequence with reason "cancelled" and free its slot at once; a finished one is left as it is."""
+        self._scheduler.cancel(generation)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot."""
+        return self._scheduler.num_waiting
+
+    @property
+    def running(self) -> list[Generation]:
+        """Sequences with a slot."""
+        return self._scheduler.running
+
+    def _add(self, generation: Generation) -> None:
+        generation.started = time.perf_counter()
+        self._scheduler.add(generation)
 
     def _prepare(
         self, prompts: Seq[Prompt], sampling: SamplingParams | None, speculation: SpeculationConfig | None
@@ -317,18 +306,16 @@ class Session:
 
         With `whole`, each sequence yields one event, when it is finished: no text is decoded on the way.
         """
-        parts: dict[int, list[str]] = {generation.sequence.index: [] for generation in generations}
         try:
             for generation in generations:
-                generation.started = time.perf_counter()
-                self._scheduler.add(generation)
+                self._add(generation)
             pending = list(generations)
             while pending:
                 ready = [g for g in pending if g.has_news and (g.finished or not whole)]
                 if not ready:
                     self._scheduler.step()
                 for generation in ready:
-                    yield _event(generation, parts[generation.sequence.index])
+                    yield event_of(generation)
                 pending = [generation for generation in pending if not generation.finished or generation.has_news]
         finally:
             for generation in generations:
@@ -364,28 +351,3 @@ class _Check(threading.Thread):
         super().join(timeout)
         if self._error:
             raise self._error
-
-
-def _event(generation: Generation, parts: list[str]) -> StreamEvent:
-    text, token_ids = generation.take()
-    parts.append(text)
-    completion = _completion(generation, "".join(parts)) if generation.finished else None
-    return StreamEvent(generation.sequence.index, text, token_ids, generation.sequence.finish_reason, completion)
-
-
-def _completion(generation: Generation, text: str) -> Completion:
-    sequence = generation.sequence
-    assert generation.first_token_at and generation.ended_at and sequence.finish_reason
-    return Completion(
-        index=sequence.index,
-        text=text,
-        token_ids=sequence.history[sequence.prompt_length :].tolist(),
-        prompt_tokens=sequence.prompt_length,
-        finish_reason=sequence.finish_reason,
-        stats=generation.stats,
-        time_to_first_token_ms=1000 * (generation.first_token_at - generation.started),
-        seconds=generation.ended_at - generation.started,
-        seed=None if sequence.sampling.is_greedy else sequence.sampling.seed,
-        logprobs=None if sequence.sampling.logprobs is None else generation.logprobs,
-        policy=None if generation.auto is None else generation.auto.to_json(),
-    )

@@ -119,15 +119,15 @@ def check_rest(server: Server, batch: list[Request], cancelled: set[int]) -> Non
 
 
 def test_cancel_a_waiting_sequence() -> None:
-    server, batch = start(slots=2, count=4)
+    server, batch = start(slots=2, count=5)
     server.step()
     waiting = server.waiting
-    assert [generation.sequence.index for generation in waiting] == [1, 2, 3]
+    assert [generation.sequence.index for generation in waiting] == [2, 3, 4]
     server.cancel(waiting[1])
-    assert [generation.sequence.index for generation in server.waiting] == [1, 3]
+    assert [generation.sequence.index for generation in server.waiting] == [2, 4]
     assert waiting[1].sequence.finish_reason == CANCELLED
-    check_rest(server, batch, {2})
-    assert server.streamed[2].tokens == []
+    check_rest(server, batch, {3})
+    assert server.streamed[3].tokens == []
 
 
 def test_cancel_a_prefilling_sequence() -> None:
@@ -169,7 +169,7 @@ def test_cancel_an_active_sequence_while_another_is_in_prefill() -> None:
     assert server.prefilling is not None
     assert (server.prefilling.sequence.slot, server.prefilling.sequence.cached) == (2, 4)
     server.cancel(server.active[0])
-    assert server.prefilling.sequence.slot == 1
+    assert (server.prefilling.sequence.slot, server.prefilling.sequence.cached) == (2, 4)
     check_rest(server, batch, {0})
 
 
@@ -257,9 +257,8 @@ def test_a_sequence_that_ends_with_its_first_token_takes_no_decode_step() -> Non
     target = ToyTarget()
     server = Server(target, Limits(max_seq_len=CAPACITY, max_batch_size=1))
     generations = [server.add(i, long_request(i, tokens=1)) for i in range(3)]
-    for generation in generations:
-        assert server.step() == [generation]
-        assert server.running == []
+    assert server.step() == generations
+    assert server.running == []
     assert target.widths == [6, 6, 6]
     assert all(generation.stats.steps == 0 for generation in generations)
 
@@ -273,6 +272,60 @@ def test_a_step_reports_each_sequence_that_got_tokens() -> None:
     progressed = server.step()
     assert set(progressed) == {generations[0], generations[1]}
     assert len(progressed) == 2
+
+
+def prompt_of(tokens: int) -> Request:
+    return Request(tuple([1, 2, 0, 3] * tokens)[:tokens], SamplingParams(max_new_tokens=3), NONE)
+
+
+def test_short_prompts_of_one_step_share_a_chunk() -> None:
+    server = Server(ToyTarget(), Limits(max_seq_len=CAPACITY, max_batch_size=8, prefill_chunk=8))
+    generations = [server.add(index, prompt_of(3)) for index in range(5)]
+    assert server.step() == generations[:2]
+    assert set(server.step()) == {*generations[:4]}
+    assert generations[4] in server.step()
+
+
+def test_a_short_prompt_waits_for_one_chunk_of_a_long_one_at_most() -> None:
+    server = Server(ToyTarget(), Limits(max_seq_len=CAPACITY, max_batch_size=4, prefill_chunk=4))
+    long = server.add(0, prompt_of(20))
+    server.step()
+    server.step()
+    short = server.add(1, prompt_of(4))
+    assert server.step() == [short]
+    assert long.sequence.cached == 8
+    server.run()
+
+
+def test_short_prompts_do_not_starve_a_long_one() -> None:
+    server = Server(ToyTarget(), Limits(max_seq_len=CAPACITY, max_batch_size=4, prefill_chunk=4))
+    long = server.add(0, prompt_of(20))
+    steps = 0
+    while long.first_token_at is None:
+        server.add(steps + 1, prompt_of(4))
+        server.step()
+        steps += 1
+    assert steps <= 10
+    server.run()
+
+
+def test_a_long_prompt_is_not_passed_by_later_ones_when_it_may_start() -> None:
+    server = Server(ToyTarget(), Limits(max_seq_len=CAPACITY, max_batch_size=1, prefill_chunk=4))
+    first, long, later = (server.add(index, prompt_of(tokens)) for index, tokens in enumerate((2, 9, 2)))
+    server.run()
+    assert first.first_token_at is not None and long.first_token_at is not None and later.first_token_at is not None
+    assert first.first_token_at < long.first_token_at < later.first_token_at
+
+
+def test_a_long_prompt_moves_into_line_when_it_is_through() -> None:
+    server = Server(ToyTarget(), Limits(max_seq_len=CAPACITY, max_batch_size=5, prefill_chunk=4))
+    long = server.add(0, prompt_of(10))
+    server.add(1, Request((1, 2), SamplingParams(max_new_tokens=20), NONE))
+    while long.first_token_at is None:
+        server.step()
+    assert [generation.sequence.index for generation in server.active] == [1, 0]
+    server.run()
+    assert server.streamed[0] == reference(server.target, prompt_of(10), CAPACITY)
 
 
 def test_an_idle_scheduler_does_nothing() -> None:

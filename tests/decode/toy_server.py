@@ -91,7 +91,8 @@ class Server:
 
     @property
     def waiting(self) -> list[Generation]:
-        return list(self.scheduler._waiting)
+        """In the order of their arrival."""
+        return sorted([*self.scheduler._short, *self.scheduler._long], key=lambda generation: generation.arrival)
 
     @property
     def active(self) -> list[Generation]:
@@ -103,14 +104,15 @@ class Server:
 
     @property
     def running(self) -> list[Generation]:
-        """Those with a slot, in the order of the slots that they should have."""
-        return self.active + ([self.prefilling] if self.prefilling else [])
+        """Those with a slot."""
+        return self.scheduler.running
 
     def check(self) -> None:
         """What holds between steps."""
         assert len(self.running) <= self.cache.slots
-        for slot, generation in enumerate(self.running):
+        for place, generation in enumerate(self.running):
             sequence = generation.sequence
+            slot = self.cache.slots - 1 if generation is self.prefilling else place
             assert not generation.finished
             assert sequence.slot == slot
             assert sequence.length < sequence.capacity

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trtspec.completion import Completion
 from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.decode.stats import Stats
 from trtspec.prompt import Prompt
 from trtspec.sampling import Sampler
-from trtspec.session import Completion, Session
+from trtspec.session import Session
 
 OUTSIDE_ENGINES = ("ngram", "merge", "accept", "commit", "host")
 

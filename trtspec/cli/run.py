@@ -15,7 +15,8 @@ from trtspec.config import MAX_LOGPROBS, METHODS, SamplingParams, SpeculationCon
 from trtspec.errors import PromptError
 
 if TYPE_CHECKING:
-    from trtspec.session import Completion, Session
+    from trtspec.completion import Completion
+    from trtspec.session import Session
 
 
 @click.command()

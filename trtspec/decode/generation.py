@@ -30,12 +30,18 @@ class Generation:
     ended_at: float | None = None
     taken: int = 0
     """Generated tokens handed out by `take`."""
+    taken_text: list[str] = field(default_factory=list)
+    """The text that `take` handed out, piece by piece."""
+    taken_counts: tuple[int, int] = (0, 0)
+    """Draft tokens and accepted ones that `take_counts` told."""
     head: HeadState | None = None
     """What the draft head holds of it; None where its method has no head, and behind its end."""
     auto: AutoState | None = None
     """What the `auto` merge knows of it; None where its method is another."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the generated tokens, where they are asked for."""
+    arrival: int = -1
+    """Its place in the order in which sequences were queued."""
     _sampler: Sampler | None = None
 
     @property
@@ -63,7 +69,15 @@ class Generation:
         """Text and token ids that came since the last call."""
         new = self.sequence.history[self.sequence.prompt_length + self.taken :].tolist()
         self.taken += len(new)
-        return self.text.take(), new
+        text = self.text.take()
+        self.taken_text.append(text)
+        return text, new
+
+    def take_counts(self) -> tuple[int, int]:
+        """Draft tokens verified and accepted since the last call."""
+        before, now = self.taken_counts, (self.stats.draft_tokens, self.stats.accepted_tokens)
+        self.taken_counts = now
+        return now[0] - before[0], now[1] - before[1]
 
     def extend(self, tokens: Seq[int]) -> int:
         """Commit tokens one by one until a stop condition holds; returns how many were kept.

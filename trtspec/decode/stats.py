@@ -60,8 +60,8 @@ class Stats:
                 counts.draft_tokens += size
                 counts.accepted_tokens += _count(accepted, flag)
 
-    def add(self, other: Stats) -> None:
-        """Add another's counts and times to these."""
+    def add(self, other: Stats, times: int = 1) -> None:
+        """Add another's counts and times to these; -1 times takes them off."""
         for name in (
             "steps",
             "drafts",
@@ -72,17 +72,17 @@ class Stats:
             "longest_paths",
             "head_seconds",
         ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
         self.accepted_at.extend([0] * (len(other.accepted_at) - len(self.accepted_at)))
         for position, count in enumerate(other.accepted_at):
-            self.accepted_at[position] += count
+            self.accepted_at[position] += times * count
         for source, counts in other.by_source.items():
             mine = self.by_source[source]
-            mine.drafts += counts.drafts
-            mine.draft_tokens += counts.draft_tokens
-            mine.accepted_tokens += counts.accepted_tokens
+            mine.drafts += times * counts.drafts
+            mine.draft_tokens += times * counts.draft_tokens
+            mine.accepted_tokens += times * counts.accepted_tokens
         for stage, seconds in other.stage_seconds.items():
-            self.stage_seconds[stage] += seconds
+            self.stage_seconds[stage] += times * seconds
 
     def metrics(self) -> dict[str, Any]:
         """The metrics as a JSON object; a ratio without a denominator is 0."""
