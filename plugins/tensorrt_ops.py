@@ -41,8 +41,10 @@ def register() -> None:
     """
     plugin = plugin_module()
     if not hasattr(getattr(plugin.op, NAMESPACE, None), "ngram_draft"):
-        _register_ngram_draft()
-        _register_merge_drafts()
+        _describe_ngram_draft()
+        _implement_ngram_draft()
+        _describe_merge_drafts()
+        _implement_merge_drafts()
 
 
 def plugin_module() -> Any:
@@ -69,7 +71,8 @@ def plugin_module() -> Any:
     return plugin
 
 
-def _register_ngram_draft() -> None:
+def _describe_ngram_draft() -> None:
+    """Register ngram_draft with the shapes of its outputs, its formats and its tactics."""
     import tensorrt.plugin as trtp
 
     def describe(
@@ -92,6 +95,14 @@ def _register_ngram_draft() -> None:
         outputs: tuple[trtp.TensorDesc, trtp.TensorDesc, trtp.TensorDesc],
     ) -> list[trtp.AutoTuneCombination]:
         return [_int32_everywhere(2 + len(outputs), list(TACTICS))]
+
+    trtp.register(NGRAM_DRAFT)(describe)
+    trtp.autotune(NGRAM_DRAFT)(tactics)
+
+
+def _implement_ngram_draft() -> None:
+    """Register its kernel: compiled for the engine, and launched from Python."""
+    import tensorrt.plugin as trtp
 
     def ahead_of_time(
         history: trtp.TensorDesc,
@@ -135,13 +146,12 @@ def _register_ngram_draft() -> None:
                 out=NgramDraft(*map(_torch, outputs)),
             )
 
-    trtp.register(NGRAM_DRAFT)(describe)
-    trtp.autotune(NGRAM_DRAFT)(tactics)
     trtp.aot_impl(NGRAM_DRAFT)(ahead_of_time)
     trtp.impl(NGRAM_DRAFT)(just_in_time)
 
 
-def _register_merge_drafts() -> None:
+def _describe_merge_drafts() -> None:
+    """Register merge_drafts with the shapes and formats of its outputs."""
     import tensorrt.plugin as trtp
 
     def describe(
@@ -178,6 +188,14 @@ def _register_merge_drafts() -> None:
     ) -> list[trtp.AutoTuneCombination]:
         return [_int32_everywhere(6 + len(outputs), [1])]
 
+    trtp.register(MERGE_DRAFTS)(describe)
+    trtp.autotune(MERGE_DRAFTS)(formats)
+
+
+def _implement_merge_drafts() -> None:
+    """Register its kernel: compiled for the engine, and launched from Python."""
+    import tensorrt.plugin as trtp
+
     def ahead_of_time(
         ngram_tokens: trtp.TensorDesc,
         ngram_counts: trtp.TensorDesc,
@@ -213,8 +231,6 @@ def _register_merge_drafts() -> None:
         with _on_stream(stream):
             launch.merge_drafts(*map(_torch, inputs), size=size, out=MergedDraft(*map(_torch, outputs)))
 
-    trtp.register(MERGE_DRAFTS)(describe)
-    trtp.autotune(MERGE_DRAFTS)(formats)
     trtp.aot_impl(MERGE_DRAFTS)(ahead_of_time)
     trtp.impl(MERGE_DRAFTS)(just_in_time)
 

@@ -33,7 +33,15 @@ LAYERS = (
     ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-HEAVY = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "transformers", "huggingface_hub", "triton"}
+HEAVY = {
+    "tensorrt",
+    "tensorrt_rtx",
+    "tensorrt_rtx_bindings",
+    "transformers",
+    "huggingface_hub",
+    "triton",
+    "tensorrt_llm",
+}
 
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 PLUGIN_FILES = sorted((ROOT / "plugins").rglob("*.py"))

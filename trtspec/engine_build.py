@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ from trtspec.graph.draft_head import draft_head_spec
 from trtspec.graph.target import lm_head_graph, lm_head_spec, target_graph, target_spec
 from trtspec.head_build import PlacedHead, describe_head, head_parts, place_head
 from trtspec.head_plan import HeadPlan, HeadRequest, Table, lm_head_loader, plan_head
+from trtspec.proposal_build import proposal_config, proposal_part, register_plugins
 from trtspec.runtime_build import ONNXRUNTIME, Part, Progress, build_runtime
 from trtspec.staging import check_output, staged_directory
 from trtspec.tensors import ITEM_SIZES, SERVING_DTYPES, WeightRef
@@ -212,17 +214,7 @@ def run_plan(plan: BuildPlan, output: Path, *, force: bool = False, progress: Pr
         weights = _place(plan, staging)
         head = None if plan.head is None else place_head(plan.head, plan.load_lm_head, staging)
         report("graphs", 0.0)
-        runtimes = {
-            runtime: build_runtime(
-                runtime,
-                _parts(plan, weights, head, staging, on_cpu=runtime == ONNXRUNTIME),
-                plan.dtype,
-                _capabilities(plan, runtime),
-                staging,
-                report,
-            )
-            for runtime in plan.runtimes
-        }
+        runtimes = {runtime: _build_runtime(plan, runtime, weights, head, staging, report) for runtime in plan.runtimes}
         if ONNXRUNTIME not in plan.runtimes:
             _drop_compiled_weights(staging, weights, head)
         report("tokenizer", 0.0)
@@ -246,10 +238,28 @@ def _place(plan: BuildPlan, staging: Path) -> dict[str, WeightRef]:
     }
 
 
+def _build_runtime(
+    plan: BuildPlan,
+    runtime: str,
+    weights: dict[str, WeightRef],
+    head: PlacedHead | None,
+    staging: Path,
+    report: Progress,
+) -> RuntimeRecord:
+    parts = _parts(plan, weights, head, staging, on_cpu=runtime == ONNXRUNTIME)
+    proposal = proposal_config(runtime, plan.limits)
+    if proposal is not None:
+        register_plugins()
+        # First, because it takes seconds: what is wrong with it is known before the target compiles.
+        parts = chain([proposal_part(proposal, plan.limits)], parts)
+    record = build_runtime(runtime, parts, plan.dtype, _capabilities(plan, runtime), staging, report)
+    return record if proposal is None else replace(record, proposal=proposal.to_json())
+
+
 def _parts(
     plan: BuildPlan, weights: dict[str, WeightRef], head: PlacedHead | None, staging: Path, *, on_cpu: bool
 ) -> Iterator[Part]:
-    """The graphs of one runtime."""
+    """The graphs of one runtime that compute with weights."""
     config, limits, dtype, boundaries = plan.config, plan.limits, plan.dtype, plan.boundaries
     yield Part(
         target_spec(config, limits.cache_rows, dtype, boundaries),
@@ -323,6 +333,8 @@ def _check_compilers(plan: BuildPlan) -> None:
             build_config = BuildConfig(plan.dtype, _capabilities(plan, runtime), _target_profiles(limits))
             for spec in specs:
                 check_request(runtime, spec, build_config)
+        if proposal_config(runtime, limits) is not None:
+            register_plugins()
 
 
 def _check_context(config: TargetConfig, limits: Limits) -> None:

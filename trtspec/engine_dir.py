@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trtspec.config import HEAD_METHODS, METHODS, RUNTIMES, Limits
+from trtspec.config import HEAD_METHODS, METHODS, RUNTIMES, Limits, SpeculationConfig
+from trtspec.engine_defaults import TunedDefaults
 from trtspec.errors import ConfigError, EngineDirError
 from trtspec.tensors import SERVING_DTYPES, WeightRef
 
@@ -68,10 +71,13 @@ class DraftHeadRecord:
 
 @dataclass(frozen=True)
 class RuntimeRecord:
-    """The files of one runtime, by graph name, and what a TensorRT-RTX engine was compiled for."""
+    """The files of one runtime, by graph name, and what they were made for."""
 
     graphs: Mapping[str, str]
     compute_capabilities: tuple[int, ...] = ()
+    """Of TensorRT-RTX engines."""
+    proposal: Mapping[str, int] | None = None
+    """The ProposalConfig of the graph `proposal` as JSON; None where there is no such graph."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,15 @@ class EngineDir:
     runtimes: Mapping[str, RuntimeRecord]
     files: Mapping[str, FileRecord]
     draft_head: DraftHeadRecord | None = None
+    defaults: TunedDefaults | None = None
+    """Drafting settings of `trtspec tune`; None: SpeculationConfig's."""
 
     @classmethod
-    def load(cls, path: Path | str) -> EngineDir:
+    def load(cls, path: Path | str, *, with_defaults: bool = True) -> EngineDir:
         """Read and validate engine.json; sizes of all files are checked, hashes by `verify`.
+
+        Args:
+            with_defaults: read `defaults`, too; without, what cannot be used of them is no error.
 
         Raises:
             EngineDirError: no engine directory, an unknown version, a changed manifest, a missing or cut file.
@@ -100,6 +111,7 @@ class EngineDir:
             raise EngineDirError(f"{path!r} is no path; give an engine directory")
         directory = Path(path)
         data = _read_manifest(directory)
+        defaults = data.pop("defaults", None)
         try:
             result = _from_json(directory, data)
         except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as error:
@@ -114,12 +126,18 @@ class EngineDir:
                 raise EngineDirError(
                     f"{file} has {file.stat().st_size} bytes, engine.json says {record.size}; {_REBUILD}"
                 )
-        return result
+        return result._with_defaults(defaults) if with_defaults and defaults is not None else result
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Drafting methods that it supports."""
         return tuple(method for method in METHODS if self.draft_head is not None or method not in HEAD_METHODS)
+
+    @property
+    def default_speculation(self) -> SpeculationConfig:
+        """How drafts are made where nothing is asked for, method included: as tuned, else SpeculationConfig's defaults
+        with both drafters where there is a head, and lookups where there is none."""
+        return SpeculationConfig(method=self.methods[-1]) if self.defaults is None else self.defaults.speculation
 
     @property
     def target_weight_files(self) -> list[Path]:
@@ -151,13 +169,51 @@ class EngineDir:
                 raise EngineDirError(f"{file} was changed after the build (its hash differs); {_REBUILD}")
 
     def write_manifest(self) -> None:
-        """Write engine.json into `path`."""
+        """Write engine.json into `path`, in one rename: who opens the directory finds the old one or the new one."""
         body = self._json()
         text = json.dumps({**body, "checksum": _checksum(body)}, indent=1, ensure_ascii=False)
-        (self.path / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        scratch = self.path / f"{MANIFEST}.{os.getpid()}"
+        try:
+            scratch.write_text(text + "\n", encoding="utf-8")
+            scratch.replace(self.path / MANIFEST)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def store_defaults(self, defaults: TunedDefaults | None) -> EngineDir:
+        """Write other defaults into engine.json; None removes them. No other file changes.
+
+        Returns:
+            The directory as it is then.
+
+        Raises:
+            EngineDirError: it was built anew since it was loaded, or engine.json can't be written.
+        """
+        bare = dataclasses.replace(self, defaults=None)
+        if EngineDir.load(self.path, with_defaults=False) != bare:
+            raise EngineDirError(
+                f"{self.path} was built anew meanwhile, so its defaults are left as they are; try again"
+            )
+        result = dataclasses.replace(self, defaults=defaults)
+        try:
+            result.write_manifest()
+        except OSError as error:
+            raise EngineDirError(
+                f"{self.path / MANIFEST} can't be written ({error.strerror}); make the directory writable"
+            ) from None
+        return result
+
+    def _with_defaults(self, data: Any) -> EngineDir:
+        try:
+            return dataclasses.replace(self, defaults=TunedDefaults.from_json(data, self.methods))
+        except (ValueError, ConfigError) as error:
+            raise EngineDirError(
+                f"the defaults in {self.path / MANIFEST} cannot be used ({error}); "
+                f"remove them with: trtspec tune {self.path} --reset"
+            ) from None
 
     def _json(self) -> dict[str, Any]:
-        data = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "path"}
+        left_out = {"path", "defaults"}
+        data = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         data.update(
             limits=asdict(self.limits),
             target=asdict(self.target),
@@ -167,6 +223,8 @@ class EngineDir:
             files={name: asdict(record) for name, record in self.files.items()},
             draft_head=None if self.draft_head is None else _draft_head_json(self.draft_head),
         )
+        if self.defaults is not None:
+            data["defaults"] = self.defaults.to_json()
         return {"format_version": FORMAT_VERSION, **data}
 
 
@@ -242,10 +300,7 @@ def _from_json(directory: Path, data: Mapping[str, Any]) -> EngineDir:
         target=TargetRecord(**rest["target"]),
         embedding=_ref(rest["embedding"]),
         lm_head=_ref(rest["lm_head"]),
-        runtimes={
-            name: RuntimeRecord(record["graphs"], tuple(record["compute_capabilities"]))
-            for name, record in rest["runtimes"].items()
-        },
+        runtimes={name: _runtime(record) for name, record in rest["runtimes"].items()},
         files={name: FileRecord(**record) for name, record in rest["files"].items()},
         draft_head=_draft_head(rest.get("draft_head")),
     )
@@ -294,7 +349,17 @@ _DRAFT_HEAD_REFS = ("embedding", "lm_head_weight", "token_ids")
 
 
 def _runtime_json(record: RuntimeRecord) -> dict[str, Any]:
-    return {"graphs": dict(record.graphs), "compute_capabilities": list(record.compute_capabilities)}
+    proposal = {} if record.proposal is None else {"proposal": dict(record.proposal)}
+    return {"graphs": dict(record.graphs), "compute_capabilities": list(record.compute_capabilities), **proposal}
+
+
+def _runtime(data: Mapping[str, Any]) -> RuntimeRecord:
+    proposal = data.get("proposal")
+    if ("proposal" in data["graphs"]) != (proposal is not None):
+        raise ValueError("a proposal graph and its configuration, of which one is missing")
+    if proposal is not None and not all(isinstance(value, int) for value in proposal.values()):
+        raise ValueError(f"proposal {proposal!r}")
+    return RuntimeRecord(data["graphs"], tuple(data["compute_capabilities"]), proposal)
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

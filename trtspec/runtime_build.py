@@ -13,7 +13,7 @@ from trtspec.engine_dir import RuntimeRecord
 from trtspec.tensors import GraphSpec
 
 Progress = Callable[[str, float], None]
-ONNXRUNTIME = "onnxruntime"
+ONNXRUNTIME, TENSORRT = "onnxruntime", "tensorrt"
 
 
 @dataclass(frozen=True)

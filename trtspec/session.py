@@ -126,9 +126,21 @@ class Session:
         return self.engine_dir.methods
 
     @property
+    def default_speculation(self) -> SpeculationConfig:
+        """How drafts are made where no SpeculationConfig is given: as `trtspec tune` left it in the directory."""
+        return self.engine_dir.default_speculation
+
+    @property
     def default_method(self) -> str:
-        """The method where none is asked for: "ngram-eagle" where there is a head, else "ngram"."""
-        return self.methods[-1]
+        """The method where none is asked for: the tuned one, else "ngram-eagle" where there is a head, else "ngram"."""
+        method = self.default_speculation.method
+        assert method is not None
+        return method
+
+    @property
+    def machine(self) -> str:
+        """What measurements of this session hold for: runtime, processor, threads."""
+        return self._machine
 
     def generate(
         self,
@@ -140,6 +152,7 @@ class Session:
 
         Args:
             prompts: raw text, token ids, or chat messages (for the chat template).
+            speculation: None takes `default_speculation`.
 
         Raises:
             PromptError: a prompt is empty, too long, or holds ids that are not in the vocabulary.
@@ -221,7 +234,7 @@ class Session:
         """Check all prompts before any is begun."""
         if self._closed:
             raise UserError("the session is closed; open the engine directory again")
-        sampling, speculation = sampling or SamplingParams(), speculation or SpeculationConfig()
+        sampling, speculation = sampling or SamplingParams(), speculation or self.default_speculation
         check_prompts(prompts)
         if not isinstance(sampling, SamplingParams) or not isinstance(speculation, SpeculationConfig):
             raise ConfigError("sampling must be a SamplingParams and speculation a SpeculationConfig")

@@ -32,6 +32,7 @@ EAGLE_TOKENS = "eagle_tokens"
 EAGLE_PARENTS = "eagle_parents"
 EAGLE_COUNTS = "eagle_counts"
 ROOM = "room"
+NGRAM_LIMITS = "ngram_limits"
 DRAFT_TOKENS = "draft_tokens"
 DRAFT_PARENTS = "draft_parents"
 DRAFT_DEPTHS = "draft_depths"
@@ -194,6 +195,8 @@ def lm_head_spec(
 def proposal_spec(*, max_len: int, branches: int, eagle_nodes: int, size: int) -> GraphSpec:
     """A sequence's committed tokens and EAGLE's tree in, one draft tree out; all int32.
 
+    `room` is the nodes of a sequence's tree at most, `ngram_limits` the tokens of each of its n-gram matches at most.
+
     Args:
         max_len: length of the history's axis; what lies behind a sequence's length is undefined.
         branches: n-gram matches per sequence.
@@ -213,6 +216,7 @@ def proposal_spec(*, max_len: int, branches: int, eagle_nodes: int, size: int) -
             tensor(EAGLE_PARENTS, eagle_nodes),
             tensor(EAGLE_COUNTS),
             tensor(ROOM),
+            tensor(NGRAM_LIMITS, 1),
         ),
         outputs=(
             tensor(DRAFT_TOKENS, size),

@@ -33,25 +33,21 @@ def merge_drafts_kernel(
     As in the reference, an item's name tells the last 2^r tokens of its path after round r: it is the first item for
     which these are the same.
     """
-    NUM_NGRAM: tl.constexpr = BRANCHES * NUM_TOKENS
     sequence = tl.program_id(0).to(tl.int64)
     items = tl.arange(0, ITEMS)
-    place = items - 1
-    in_ngram = (place >= 0) & (place < NUM_NGRAM)
-    node = place - NUM_NGRAM
-    in_eagle = (node >= 0) & (node < NODES)
-    branch_counts = tl.load(ngram_counts_ptr + sequence * BRANCHES + place // NUM_TOKENS, mask=in_ngram, other=0)
-    from_ngram = in_ngram & (place % NUM_TOKENS < branch_counts)
-    from_eagle = in_eagle & (node < tl.load(eagle_counts_ptr + sequence))
-    valid = from_ngram | from_eagle
-    ngram_tokens = tl.load(ngram_tokens_ptr + sequence * NUM_NGRAM + place, mask=from_ngram, other=0)
-    eagle_tokens = tl.load(eagle_tokens_ptr + sequence * NODES + node, mask=from_eagle, other=0)
-    tokens = tl.where(from_ngram, ngram_tokens, eagle_tokens)
-    eagle_parents = tl.load(eagle_parents_ptr + sequence * NODES + node, mask=from_eagle, other=0)
-    eagle_parents = tl.minimum(tl.maximum(eagle_parents, 0), tl.maximum(node, 0))
-    parents = tl.where(from_eagle & (eagle_parents > 0), eagle_parents + NUM_NGRAM, 0)
-    parents = tl.where(from_ngram & (place % NUM_TOKENS > 0), place, parents)
-
+    tokens, parents, flags = _load_items(
+        ngram_tokens_ptr,
+        ngram_counts_ptr,
+        eagle_tokens_ptr,
+        eagle_parents_ptr,
+        eagle_counts_ptr,
+        sequence,
+        items,
+        BRANCHES,
+        NUM_TOKENS,
+        NODES,
+    )
+    valid = flags > 0
     names = _first_same(tokens, valid, items, ITEMS, CHUNK)
     depths = valid.to(tl.int32)
     ancestors = parents
@@ -61,23 +57,14 @@ def merge_drafts_kernel(
         ancestors = tl.gather(ancestors, ancestors, 0)
 
     appended = valid & (names == items)
-    flags = from_ngram.to(tl.int32) + 2 * from_eagle.to(tl.int32)
     cost = tl.where(appended, depths * ITEMS + items, ITEMS * ITEMS)
-    sources = tl.zeros_like(items)
-    better = tl.zeros_like(items)
-    for start in range(0, ITEMS, CHUNK):
-        others = start + tl.arange(0, CHUNK)
-        same = tl.gather(names, others, 0)[None, :] == items[:, None]
-        other_flags = tl.where(same, tl.gather(flags, others, 0)[None, :], 0)
-        sources |= tl.max(other_flags & 1, 1) + tl.max(other_flags & 2, 1)
-        better += tl.sum((tl.gather(cost, others, 0)[None, :] < cost[:, None]).to(tl.int32), 1)
+    sources, better = _compare(names, flags, cost, items, CHUNK, ITEMS)
     room = tl.minimum(tl.load(room_ptr + sequence), SIZE)
     kept = appended & (better < room)
     rows = tl.cumsum(kept.to(tl.int32), 0)
     parent_rows = tl.gather(tl.gather(rows, names, 0), parents, 0)
 
-    out = sequence * SIZE
-    at = out + rows - 1
+    at = sequence * SIZE + rows - 1
     tl.store(tokens_ptr + at, tokens, mask=kept)
     tl.store(parents_ptr + at, parent_rows, mask=kept)
     tl.store(depths_ptr + at, depths, mask=kept)
@@ -86,11 +73,59 @@ def merge_drafts_kernel(
     tl.store(counts_ptr + sequence, count)
     columns = tl.arange(0, SIZE_BLOCK)
     behind = (columns >= count) & (columns < SIZE)
-    zeros = tl.zeros([SIZE_BLOCK], tl.int32)
-    tl.store(tokens_ptr + out + columns, zeros, mask=behind)
-    tl.store(parents_ptr + out + columns, zeros, mask=behind)
-    tl.store(depths_ptr + out + columns, zeros, mask=behind)
-    tl.store(sources_ptr + out + columns, zeros, mask=behind)
+    zeros, at = tl.zeros_like(columns), sequence * SIZE + columns
+    tl.store(tokens_ptr + at, zeros, mask=behind)
+    tl.store(parents_ptr + at, zeros, mask=behind)
+    tl.store(depths_ptr + at, zeros, mask=behind)
+    tl.store(sources_ptr + at, zeros, mask=behind)
+
+
+@triton.jit
+def _load_items(
+    ngram_tokens_ptr: tl.tensor,
+    ngram_counts_ptr: tl.tensor,
+    eagle_tokens_ptr: tl.tensor,
+    eagle_parents_ptr: tl.tensor,
+    eagle_counts_ptr: tl.tensor,
+    sequence: tl.tensor,
+    items: tl.tensor,
+    BRANCHES: tl.constexpr,
+    NUM_TOKENS: tl.constexpr,
+    NODES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Each item's token, the item of its parent, and the flag of its drafter; all 0 where it isn't valid."""
+    NUM_NGRAM: tl.constexpr = BRANCHES * NUM_TOKENS
+    place = items - 1
+    in_ngram = (place >= 0) & (place < NUM_NGRAM)
+    node = place - NUM_NGRAM
+    in_eagle = (node >= 0) & (node < NODES)
+    branch_counts = tl.load(ngram_counts_ptr + sequence * BRANCHES + place // NUM_TOKENS, mask=in_ngram, other=0)
+    from_ngram = in_ngram & (place % NUM_TOKENS < branch_counts)
+    from_eagle = in_eagle & (node < tl.load(eagle_counts_ptr + sequence))
+    ngram_tokens = tl.load(ngram_tokens_ptr + sequence * NUM_NGRAM + place, mask=from_ngram, other=0)
+    eagle_tokens = tl.load(eagle_tokens_ptr + sequence * NODES + node, mask=from_eagle, other=0)
+    tokens = tl.where(from_ngram, ngram_tokens, eagle_tokens)
+    eagle_parents = tl.load(eagle_parents_ptr + sequence * NODES + node, mask=from_eagle, other=0)
+    eagle_parents = tl.minimum(tl.maximum(eagle_parents, 0), tl.maximum(node, 0))
+    parents = tl.where(from_eagle & (eagle_parents > 0), eagle_parents + NUM_NGRAM, 0)
+    parents = tl.where(from_ngram & (place % NUM_TOKENS > 0), place, parents)
+    return tokens, parents, from_ngram.to(tl.int32) + 2 * from_eagle.to(tl.int32)
+
+
+@triton.jit
+def _compare(
+    names: tl.tensor, flags: tl.tensor, cost: tl.tensor, items: tl.tensor, CHUNK: tl.constexpr, ITEMS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The flags of all items with each item as their name, and how many items cost less than each."""
+    sources = tl.zeros_like(items)
+    better = tl.zeros_like(items)
+    for start in range(0, ITEMS, CHUNK):
+        others = start + tl.arange(0, CHUNK)
+        same = tl.gather(names, others, 0)[None, :] == items[:, None]
+        other_flags = tl.where(same, tl.gather(flags, others, 0)[None, :], 0)
+        sources |= tl.max(other_flags & 1, 1) + tl.max(other_flags & 2, 1)
+        better += tl.sum((tl.gather(cost, others, 0)[None, :] < cost[:, None]).to(tl.int32), 1)
+    return sources, better
 
 
 @triton.jit

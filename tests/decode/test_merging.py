@@ -149,7 +149,7 @@ def test_auto_takes_each_of_its_decisions() -> None:
         for tree, by_head in zip(proposal.trees, proposal.head_trees, strict=True):
             unused += by_head.size > 0 and not any(tree.sources & EAGLE)
 
-    for seed in range(6):
+    for seed in range(14):
         target = ToyTarget(salt=seed, surprise=6)
         server = new_server(target, seed=seed)
         watch(server, check)

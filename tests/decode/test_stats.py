@@ -7,7 +7,6 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import pytest
-import torch
 
 from trtspec.config import SamplingParams, SpeculationConfig
 from trtspec.decode.accept import accept
@@ -15,7 +14,6 @@ from trtspec.decode.detokenize import TextStream
 from trtspec.decode.generation import Generation
 from trtspec.decode.stats import STAGES, Stats
 from trtspec.draft.tree import EAGLE, EMPTY, NGRAM, DraftTree
-from trtspec.engine.kv_cache import KVCache
 from trtspec.sequence import LENGTH, STOP, Sequence
 
 EOS = 2
@@ -50,6 +48,14 @@ MIXED: Step = (
 ENDING: Step = (chain(40, 41, EOS, 42, 43), [40, 41, EOS, 42, 43, 44])
 
 
+# The draft's acceptance vector is [1, 0, 1, 0]: 12 accepted, 13 rejected, 14 right behind it, bonus 99.
+VECTOR: Step = (chain(12, 13, 14, 15), [12, 99, 14, 77, 0])
+# EAGLE's alone: all four accepted, bonus 24.
+WHOLE: Step = (DraftTree.chain(np.array([20, 21, 22, 23], dtype=np.int32), EAGLE), [20, 21, 22, 23, 24])
+# The target agrees with all four, but the second is the end of the sequence.
+CUT: Step = (chain(40, EOS, 41, 42), [40, EOS, 41, 42, 43])
+
+
 def start(sampling: SamplingParams | None = None, first: int = 10) -> Generation:
     """A generation that has its first token, which prefill yields."""
     sampling = sampling or SamplingParams(max_new_tokens=100)
@@ -61,17 +67,8 @@ def start(sampling: SamplingParams | None = None, first: int = 10) -> Generation
 
 
 def play(generation: Generation, steps: list[Step]) -> Generation:
-    cache = KVCache(
-        num_layers=1,
-        slots=1,
-        num_kv_heads=1,
-        rows=80,
-        head_dim=1,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
     for tree, target_tokens in steps:
-        generation.commit(tree, accept(tree, target_tokens), cache)
+        generation.commit(tree, accept(tree, target_tokens))
     return generation
 
 
@@ -109,12 +106,60 @@ def test_a_run_by_hand() -> None:
     )
 
 
+def test_acceptance_by_position_of_each_drafter() -> None:
+    by_source = play(start(), [PLAIN, HALF, MIXED, ENDING]).stats.acceptance_by_source()
+    # Of MIXED's two accepted tokens lookup proposed the second one only.
+    assert by_source == {"ngram": pytest.approx([2 / 3, 1, 1 / 3]), "eagle": [1, 1]}
+    assert Stats().acceptance_by_source() == {"ngram": [], "eagle": []}
+    # EAGLE proposed only the first of the three accepted tokens.
+    tree = DraftTree(np.array([20, 21, 22]), np.array([0, 1, 2]), np.array([NGRAM | EAGLE, NGRAM, NGRAM]))
+    assert play(start(), [(tree, [20, 21, 22, 23])]).stats.acceptance_by_source() == {"ngram": [1, 1, 1], "eagle": [1]}
+
+
 def test_end_of_sequence_inside_the_accepted_draft() -> None:
     # vllm#56101: two draft tokens, the end of the sequence, two more and a bonus token must count 3.
     metrics = play(start(), [ENDING]).stats.metrics()
     assert metrics["acceptance_length"] == 3
     assert (metrics["accepted_tokens"], metrics["emitted_tokens"]) == (3, 3)
     assert metrics["acceptance_per_position"] == [1, 1, 1]
+
+
+def test_the_example_in_the_documentation() -> None:
+    # docs/metrics.md works these four steps through: one without a draft, then three with four draft tokens each.
+    generation = play(start(), [PLAIN, VECTOR, WHOLE, CUT])
+    assert generation.take()[1] == [10, 11, 12, 99, 20, 21, 22, 23, 24, 40, EOS]
+    metrics = generation.stats.metrics()
+    counts = ("steps", "drafts", "draft_tokens", "accepted_tokens", "emitted_tokens")
+    assert [metrics[name] for name in counts] == [4, 3, 12, 7, 10]
+    assert metrics["acceptance_length"] == pytest.approx(2.5)
+    assert metrics["acceptance_length_per_draft"] == pytest.approx(3.33, abs=0.005)
+    assert metrics["draft_acceptance_rate"] == pytest.approx(0.583, abs=0.0005)
+    assert metrics["match_rate"] == pytest.approx(0.833, abs=0.0005)
+    assert metrics["system_efficiency"] == pytest.approx(0.625)
+    assert metrics["acceptance_per_position"] == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
+    assert metrics["by_source"] == {
+        "ngram": {"drafts": 2, "draft_tokens": 8, "accepted_tokens": 3},
+        "eagle": {"drafts": 1, "draft_tokens": 4, "accepted_tokens": 4},
+    }
+
+
+def test_right_tokens_behind_a_rejection() -> None:
+    metrics = play(start(), [VECTOR]).stats.metrics()
+    assert (metrics["accepted_tokens"], metrics["emitted_tokens"]) == (1, 2)
+    assert (metrics["draft_acceptance_rate"], metrics["match_rate"]) == (1 / 4, 2 / 4)
+    assert metrics["acceptance_per_position"] == [1]
+    assert metrics["system_efficiency"] == 2 / 5
+
+
+def test_steps_without_a_draft_count_in_lengths_and_efficiency_only() -> None:
+    drafting = play(start(), [VECTOR]).stats.metrics()
+    mixed = play(start(), [PLAIN, VECTOR, PLAIN]).stats.metrics()
+    assert (mixed["steps"], mixed["drafts"], mixed["emitted_tokens"]) == (3, 1, 4)
+    assert mixed["acceptance_length"] == pytest.approx(4 / 3)
+    assert mixed["system_efficiency"] == pytest.approx(4 / 7)
+    for name in ("acceptance_length_per_draft", "draft_acceptance_rate", "match_rate", "acceptance_per_position"):
+        assert mixed[name] == drafting[name], name
+    assert mixed["by_source"] == drafting["by_source"]
 
 
 def test_stop_string_inside_the_accepted_draft() -> None:
@@ -174,4 +219,5 @@ def test_add_gives_the_metrics_of_the_whole(split: int) -> None:
         total.add(first)
         total.add(second)
         assert total.metrics() == whole.metrics()
+        assert total.acceptance_by_source() == whole.acceptance_by_source()
     assert parts[1].steps == 4 - split

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence as Seq
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from draft.toy_head import ToyHead, committed_rows, expected_chain, expected_draft
@@ -15,13 +16,15 @@ from trtspec.config import AUTO, EXCLUSIVE, HEAD_METHODS, HEAD_WIDTH, Limits
 from trtspec.draft.costs import PassCosts
 from trtspec.draft.eagle import OPEN_TOKENS, EagleDrafter, HeadAsk
 from trtspec.draft.expansion import ChainRule
+from trtspec.draft.lookup import Lookup
 from trtspec.draft.ngram import Match, NgramDrafter, tree_of
 from trtspec.draft.policy import AutoPolicy, AutoStep, Member
-from trtspec.draft.proposer import Ask, Drafters, Lap, Proposal
+from trtspec.draft.proposer import Ask, Drafters, Lap, Proposal, lookup_ask
 from trtspec.draft.tree import EAGLE, EMPTY, NGRAM, DraftTree, check_tree
 from trtspec.engine.base import Buckets
 from trtspec.engine.draft_head import RowNoise
 from trtspec.engine.kv_cache import KVCache
+from trtspec.sequence import Sequence
 
 
 class CheckedEagle(EagleDrafter):
@@ -67,10 +70,22 @@ class CheckedEagle(EagleDrafter):
             assert tree.scores.tolist() == right.scores[: tree.size].tolist()
 
 
+@runtime_checkable
+class DraftsTrees(Protocol):
+    """A lookup for tests that proposes what no matches are."""
+
+    def draft(self, sequence: Sequence, room: int) -> DraftTree: ...
+
+
+def contents(matches: Seq[Match]) -> list[tuple[list[int], int]]:
+    """Continuations and lengths."""
+    return [(match.continuation.tolist(), match.length) for match in matches]
+
+
 class CheckedDrafters(Drafters):
     """Each sequence must be given what its method and merge say."""
 
-    def __init__(self, ngram: NgramDrafter, eagle: CheckedEagle | None = None) -> None:
+    def __init__(self, ngram: Lookup, eagle: CheckedEagle | None = None) -> None:
         super().__init__(ngram, eagle)
         self.kinds: Counter[tuple[str, int]] = Counter()
         """Proposals by merge and by the flags of the drafters in them; other methods by their name."""
@@ -79,7 +94,6 @@ class CheckedDrafters(Drafters):
         self._found: list[Seq[Match]] = []
 
     def propose(self, asks: Seq[Ask], lap: Lap) -> Proposal:
-        self._found.clear()
         passes = self.eagle.head.passes if isinstance(self.eagle, CheckedEagle) else []  # type: ignore[attr-defined]
         passes_before = len(passes)
         proposal = super().propose(asks, lap)
@@ -93,9 +107,22 @@ class CheckedDrafters(Drafters):
         assert (len(passes) > passes_before) == any(tree.size for tree in proposal.head_trees)
         return proposal
 
-    def _matches(self, ask: Ask) -> list[Match]:
-        self._found.append(super()._matches(ask))
-        return list(self._found[-1])
+    def _weigh(self, asks: Seq[Ask], matches: Seq[Seq[Match]]) -> AutoStep | None:
+        self._found = list(matches)
+        if not isinstance(self.ngram, NgramDrafter):
+            lookup_asks = [lookup_ask(ask) for ask in asks]
+            for slot, found in enumerate(NgramDrafter().lookups(lookup_asks)):
+                # An engine that merges too doesn't tell the matches. The host's search may end at fewer branches.
+                if lookup_asks[slot].merged and not matches[slot]:
+                    self._found[slot] = found
+                assert contents(self._found[slot])[: len(found)] == contents(found)
+                assert len(self._found[slot]) <= asks[slot].sequence.speculation.ngram_branches
+        return super()._weigh(asks, matches)
+
+    def _looked_up(self, ask: Ask, found: Seq[Match]) -> DraftTree:
+        if ask.sequence.speculation.method == "ngram" and ask.room and isinstance(self.ngram, DraftsTrees):
+            return self.ngram.draft(ask.sequence, ask.room)
+        return super()._looked_up(ask, found)
 
     def _check(self, ask: Ask, found: Seq[Match], tree: DraftTree, by_head: DraftTree) -> None:
         options = ask.sequence.speculation

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec.config import SamplingParams, SpeculationConfig
-from trtspec.draft.ngram import LONGEST_MATCH, NgramDrafter, extend, find_branches, find_match
-from trtspec.draft.tree import EMPTY, NGRAM, check_tree
+from trtspec.draft.ngram import LONGEST_MATCH, LookupAsk, NgramDrafter, extend, find_branches, find_match, tree_of
+from trtspec.draft.tree import EMPTY, NGRAM, DraftTree, check_tree
 from trtspec.sequence import Sequence
 
 LONGEST = 6
@@ -233,9 +233,15 @@ def sequence_of(history: list[int], capacity: int = 64, max_new_tokens: int = 32
     return Sequence.start(0, history, capacity, SamplingParams(max_new_tokens=max_new_tokens), speculation)
 
 
+def draft(sequence: Sequence, room: int) -> DraftTree:
+    """What the method `ngram` proposes."""
+    asks = [LookupAsk(sequence, min(sequence.speculation.ngram_tokens, room))]
+    return tree_of(NgramDrafter().lookups(asks)[0], room)
+
+
 @pytest.mark.parametrize(("room", "expected"), [(1, [4]), (2, [4, 2]), (9, [4, 2, 3])])
 def test_drafter_keeps_to_the_room(room: int, expected: list[int]) -> None:
-    tree = NgramDrafter().draft(sequence_of([1, 2, 3, 4, 2, 3]), room)
+    tree = draft(sequence_of([1, 2, 3, 4, 2, 3]), room)
     assert tree.tokens.tolist() == expected
     assert tree.tokens.dtype == np.int32
     assert tree.parents.tolist() == list(range(len(expected)))
@@ -257,7 +263,7 @@ def test_drafter_keeps_to_the_room(room: int, expected: list[int]) -> None:
 def test_drafter_gives_several_continuations_as_branches(branches: int, room: int, paths: list[tuple[int]]) -> None:
     history = [7, 8, 1, 9, 7, 8, 2, 9, 8, 3, 8, 1, 7, 8]
     options = {"ngram_min": 1, "ngram_tokens": 2, "ngram_branches": branches}
-    tree = NgramDrafter().draft(sequence_of(history, **options), room)
+    tree = draft(sequence_of(history, **options), room)
     check_tree(tree)
     assert token_paths(tree) == paths
     assert tree.sources.tolist() == [NGRAM] * len(paths)
@@ -272,9 +278,9 @@ def test_matches_go_on_for_as_long_as_asked() -> None:
 
 
 def test_drafter_gives_the_empty_tree_without_room_or_match() -> None:
-    assert NgramDrafter().draft(sequence_of([1, 2, 3, 4, 2, 3]), 0) is EMPTY
-    assert NgramDrafter().draft(sequence_of([1, 2, 3, 4, 5]), 8) is EMPTY
-    assert NgramDrafter().draft(sequence_of([1]), 8) is EMPTY
+    assert draft(sequence_of([1, 2, 3, 4, 2, 3]), 0) is EMPTY
+    assert draft(sequence_of([1, 2, 3, 4, 5]), 8) is EMPTY
+    assert draft(sequence_of([1]), 8) is EMPTY
 
 
 @settings(max_examples=100, deadline=None)
@@ -299,17 +305,16 @@ def test_drafter_uses_the_options_of_the_sequence(
     expected = oracle(
         history, matches_by_length(history), ngram_min, ngram_min + more, min(ngram_tokens, room), occurrence
     )
-    assert NgramDrafter().draft(sequence, room).tokens.tolist() == expected
+    assert draft(sequence, room).tokens.tolist() == expected
 
 
 def test_drafter_reads_prompt_and_output_but_nothing_behind_them() -> None:
     sequence = sequence_of([1, 2, 3, 9])
     sequence.tokens[4:] = 2  # stale content behind the committed tokens
-    drafter = NgramDrafter()
-    assert drafter.draft(sequence, 8) is EMPTY
+    assert draft(sequence, 8) is EMPTY
     sequence.append(1)
     sequence.append(2)
-    assert drafter.draft(sequence, 8).tokens.tolist() == [3, 9, 1, 2]
+    assert draft(sequence, 8).tokens.tolist() == [3, 9, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -318,6 +323,6 @@ def test_drafter_reads_prompt_and_output_but_nothing_behind_them() -> None:
 def test_draft_room_leaves_a_place_for_the_bonus_token(capacity: int, max_new_tokens: int, room: int) -> None:
     sequence = sequence_of([1, 2, 3, 4, 2, 3], capacity, max_new_tokens)
     assert sequence.draft_room == room
-    tree = NgramDrafter().draft(sequence, sequence.draft_room)
+    tree = draft(sequence, sequence.draft_room)
     assert sequence.length + tree.size + 1 <= capacity
     assert tree.size == min(room, 3)

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import types
 from enum import Enum
 
 import torch
 
 from trtspec.engine.tensorrt_build import Profile
+from trtspec.graph.proposal import ProposalConfig
+from trtspec.plugins import reference
 from trtspec.tensors import HIDDEN_STATES, INPUTS_EMBEDS, GraphSpec
 
 
 class DataType(Enum):
-    FLOAT, INT64, BOOL = range(3)
+    FLOAT, INT64, BOOL, INT32 = range(4)
 
 
-DTYPES = {"float32": DataType.FLOAT, "int64": DataType.INT64, "bool": DataType.BOOL}
+DTYPES = {"float32": DataType.FLOAT, "int64": DataType.INT64, "bool": DataType.BOOL, "int32": DataType.INT32}
 
 
 class FakeContext:
@@ -73,11 +76,36 @@ class FakeContext:
             ctypes.c_float.from_address(self.addresses[output]).value = self.engine.executions
 
 
+class ProposalContext(FakeContext):
+    """The proposal graph instead, by the reference of its operations."""
+
+    def execute(self) -> None:
+        engine = self.engine
+        engine.executions += 1
+        [batch] = {shape[0] for shape in self.shapes.values()}
+        memory = {name: self._memory(tensor.shape({"batch": batch}), name) for name, tensor in engine.tensors.items()}
+        inputs = [memory[tensor.name] for tensor in engine.spec.inputs]
+        history, lengths, *eagle, room, limits = inputs
+        assert engine.proposal is not None
+        draft = reference.ngram_draft(history, lengths, **engine.proposal.lookup.attributes)
+        counts = torch.minimum(draft.counts, limits)
+        tree = reference.merge_drafts(draft.tokens, counts, *eagle, room, **engine.proposal.merge.attributes)
+        for tensor, value in zip(engine.spec.outputs, (*tree, draft.match_lengths), strict=True):
+            memory[tensor.name].copy_(value)
+
+    def _memory(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
+        """What lies at a tensor's address, int32."""
+        memory = (ctypes.c_int32 * math.prod(shape)).from_address(self.addresses[name])
+        return torch.frombuffer(memory, dtype=torch.int32).view(shape)
+
+
 class FakeEngine:
     device_memory_size_v2 = 4096
 
-    def __init__(self, spec: GraphSpec, profiles: tuple[Profile, ...]) -> None:
+    def __init__(self, spec: GraphSpec, profiles: tuple[Profile, ...], proposal: ProposalConfig | None = None) -> None:
+        """`proposal`: of the proposal graph, which is run instead."""
         self.spec = spec
+        self.proposal = proposal
         self.profiles = profiles
         self.tensors = {t.name: t for t in (*spec.inputs, *spec.outputs)}
         self.num_io_tensors = len(self.tensors)
@@ -112,7 +140,7 @@ class FakeEngine:
 
     def create_execution_context(self, strategy: str) -> FakeContext:
         assert strategy == "USER_MANAGED"
-        self.contexts.append(FakeContext(self))
+        self.contexts.append(FakeContext(self) if self.proposal is None else ProposalContext(self))
         return self.contexts[-1]
 
 

@@ -74,6 +74,7 @@ class Inputs(NamedTuple):
     eagle_parents: np.ndarray
     eagle_counts: np.ndarray
     room: np.ndarray
+    ngram_limits: np.ndarray
 
     def rows(self, start: int, stop: int) -> Inputs:
         """Some of its sequences."""
@@ -141,6 +142,8 @@ def draw(options: ProposalConfig, batch: int, seed: int, tokens: Seq[int] = (3, 
         eagle_parents=parents,
         eagle_counts=counts,
         room=ints(3 + options.size) - 1,
+        # As many tokens as the axis has, or fewer.
+        ngram_limits=1 + ints(options.ngram_tokens + 2, 1),
     )
 
 
@@ -164,6 +167,11 @@ def brute_force(options: ProposalConfig, history: np.ndarray) -> list[Match]:
         best.setdefault(tokens[end], end)
     chosen = list(best.values())[: options.ngram_branches]
     return [Match(history[end : end + count], match_length(tokens, end)) for end in chosen]
+
+
+def cut(matches: Seq[Match], limit: int) -> list[Match]:
+    """The matches with continuations of at most `limit` tokens."""
+    return [Match(match.continuation[:limit], match.length) for match in matches]
 
 
 def eagle_paths(inputs: Inputs, sequence: int) -> list[tuple[int, ...]]:
@@ -207,7 +215,8 @@ def check(options: ProposalConfig, inputs: Inputs) -> None:
         tree = found.tree(sequence)
         flags = tree.sources.tolist()
         room = min(int(inputs.room[sequence]), options.size)
-        expected = expected_tree(matches, eagle_paths(inputs, sequence), room)
+        limit = int(inputs.ngram_limits[sequence, 0])
+        expected = expected_tree(cut(matches, limit), eagle_paths(inputs, sequence), room)
         assert list(zip(token_paths(tree), flags, strict=True)) == expected
 
 
@@ -243,7 +252,8 @@ def test_the_tree_is_the_hosts_union(history: list[int], eagle: DraftTree, room:
     inputs.lengths[0], inputs.eagle_counts[0], inputs.room[0] = len(history), eagle.size, room
     inputs.history[0, : len(history)] = history
     inputs.eagle_tokens[0, : eagle.size], inputs.eagle_parents[0, : eagle.size] = eagle.tokens, eagle.parents
-    matches = brute_force(options, np.array(history, np.int32))
+    limit = int(inputs.ngram_limits[0, 0])
+    matches = cut(brute_force(options, np.array(history, np.int32)), limit)
     expected = union(tree_of(matches, UNLIMITED), eagle, min(room, options.size))
     found = run(options, inputs).tree(0)
     for name in ("tokens", "parents", "sources", "depths"):
@@ -252,9 +262,10 @@ def test_the_tree_is_the_hosts_union(history: list[int], eagle: DraftTree, room:
 
 def check_reference(options: ProposalConfig, inputs: Inputs) -> Outputs:
     """Compare a batch with the reference, all outputs and bit by bit."""
-    history, lengths, *eagle, room = (torch.from_numpy(array) for array in inputs)
+    history, lengths, *eagle, room, limits = (torch.from_numpy(array) for array in inputs)
     drafted = reference.ngram_draft(history, lengths, **options.lookup.attributes)
-    merged = reference.merge_drafts(drafted.tokens, drafted.counts, *eagle, room, **options.merge.attributes)
+    counts = torch.minimum(drafted.counts, limits)
+    merged = reference.merge_drafts(drafted.tokens, counts, *eagle, room, **options.merge.attributes)
     found = run(options, inputs)
     for value, expected in zip(found, (*merged, drafted.match_lengths), strict=True):
         np.testing.assert_array_equal(value, expected.numpy())
@@ -297,7 +308,7 @@ def test_long_histories(latest: bool, vocabulary: int) -> None:
     options = ProposalConfig(**{**vars(LONG), "latest": latest})
     inputs = long_inputs(options, 8, vocabulary)
     # Room for all, so that no branch is cut.
-    inputs.room[:] = options.size
+    inputs.room[:], inputs.ngram_limits[:] = options.size, options.ngram_tokens
     inputs.eagle_counts.clip(0, 30, out=inputs.eagle_counts)
     found = check_reference(options, inputs)
     for sequence, length in enumerate(inputs.lengths.tolist()):
@@ -332,8 +343,9 @@ def test_nothing_is_proposed_where_nothing_is_known() -> None:
 
 def test_the_nodes_are_the_plugins() -> None:
     model = ir.serde.serialize_model(proposal_graph(LONG))
-    drafting, merging = model.graph.node
-    assert [node.op_type for node in model.graph.node] == ["ngram_draft", "merge_drafts"]
+    drafting, limiting, merging = model.graph.node
+    assert [node.op_type for node in model.graph.node] == ["ngram_draft", "Min", "merge_drafts"]
+    assert limiting.domain == ""
     lookup = {"ngram_min": 2, "ngram_max": 5, "num_tokens": 10, "branches": 3, "latest": 0}
     for node, attributes in ((drafting, lookup), (merging, {"size": 63})):
         assert node.domain == "trtspec"

@@ -29,7 +29,17 @@ def machine_key(runtime: str, device: torch.device) -> str:
     """What measurements hold for."""
     if device.type == "cuda":
         return f"{runtime}, {torch.cuda.get_device_name(device)}"
-    return f"{runtime}, {_processor()}, {set_threads(None)} threads"
+    return f"{runtime}, {processor()}, {set_threads(None)} threads"
+
+
+def processor() -> str:
+    """The CPU's name and its cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def load_costs(directory: Path, key: str) -> Costs | None:
@@ -63,12 +73,3 @@ def _entries(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"

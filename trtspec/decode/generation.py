@@ -12,7 +12,6 @@ from trtspec.decode.stats import Stats
 from trtspec.draft.head_state import HeadState
 from trtspec.draft.policy import AutoState
 from trtspec.draft.tree import DraftTree
-from trtspec.engine.kv_cache import KVCache
 from trtspec.sampling import Sampler, TokenLogprob
 from trtspec.sequence import CONTEXT, LENGTH, STOP, Sequence
 
@@ -104,18 +103,18 @@ class Generation:
             self.end()
         return kept
 
-    def commit(self, tree: DraftTree, acceptance: Acceptance, cache: KVCache) -> tuple[int, list[int]]:
-        """Commit what a verification yielded, trimmed by the stop conditions, and keep its KV.
+    def commit(self, tree: DraftTree, acceptance: Acceptance) -> tuple[int, list[int]]:
+        """Commit what a verification yielded, trimmed by the stop conditions.
 
         Returns:
-            The number of tokens committed, and the rows committed, from the root (0) on.
+            The number of tokens committed, and the rows committed, from the root (0) on: if it isn't finished, the
+            cache has to keep their KV.
         """
         num_kept = self.extend(acceptance.tokens)
         rows = acceptance.rows[:num_kept]
         self.stats.count_step(tree, rows, num_kept, acceptance.num_matches)
         kept = [0, *rows]
         if not self.finished:
-            cache.keep_path(self.sequence.slot, self.sequence.cached, kept)
             self.sequence.cached += len(kept)
         return num_kept, kept
 

@@ -17,6 +17,15 @@ class SourceCounts:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    """Accepted draft tokens that this drafter proposed, by their place on the accepted path."""
+
+    def add(self, other: SourceCounts, times: int) -> None:
+        """Add another's counts to these, as `Stats.add` does."""
+        self.drafts += times * other.drafts
+        self.draft_tokens += times * other.draft_tokens
+        self.accepted_tokens += times * other.accepted_tokens
+        _add_by_position(self.accepted_at, other.accepted_at, times)
 
 
 @dataclass
@@ -48,9 +57,7 @@ class Stats:
         self.draft_tokens += tree.size
         self.accepted_tokens += len(accepted_rows)
         self.matched_tokens += matched
-        self.accepted_at.extend([0] * (len(accepted_rows) - len(self.accepted_at)))
-        for position in range(len(accepted_rows)):
-            self.accepted_at[position] += 1
+        _add_by_position(self.accepted_at, [1] * len(accepted_rows), 1)
         sources = tree.sources.tolist()
         accepted = [sources[row - 1] for row in accepted_rows]
         for name, flag in SOURCES.items():
@@ -59,6 +66,9 @@ class Stats:
                 counts.drafts += 1
                 counts.draft_tokens += size
                 counts.accepted_tokens += _count(accepted, flag)
+                own = [int(bool(proposers & flag)) for proposers in accepted]
+                # Up to its last accepted token: what comes behind is no place that this drafter ever reached.
+                _add_by_position(counts.accepted_at, own[: len(own) - own[::-1].index(1)] if any(own) else [], 1)
 
     def add(self, other: Stats, times: int = 1) -> None:
         """Add another's counts and times to these; -1 times takes them off."""
@@ -73,14 +83,9 @@ class Stats:
             "head_seconds",
         ):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
-        self.accepted_at.extend([0] * (len(other.accepted_at) - len(self.accepted_at)))
-        for position, count in enumerate(other.accepted_at):
-            self.accepted_at[position] += times * count
+        _add_by_position(self.accepted_at, other.accepted_at, times)
         for source, counts in other.by_source.items():
-            mine = self.by_source[source]
-            mine.drafts += times * counts.drafts
-            mine.draft_tokens += times * counts.draft_tokens
-            mine.accepted_tokens += times * counts.accepted_tokens
+            self.by_source[source].add(counts, times)
         for stage, seconds in other.stage_seconds.items():
             self.stage_seconds[stage] += times * seconds
 
@@ -110,6 +115,19 @@ class Stats:
             },
             "stage_ms": {stage: 1000 * seconds for stage, seconds in self.stage_seconds.items()},
         }
+
+    def acceptance_by_source(self) -> dict[str, list[float]]:
+        """For each drafter and place on the path: its accepted draft tokens there / drafts that it took part in."""
+        return {
+            name: [_ratio(count, counts.drafts) for count in counts.accepted_at]
+            for name, counts in self.by_source.items()
+        }
+
+
+def _add_by_position(totals: list[int], counts: list[int], times: int) -> None:
+    totals.extend([0] * (len(counts) - len(totals)))
+    for position, count in enumerate(counts):
+        totals[position] += times * count
 
 
 def _count(sources: list[int], flag: int) -> int:

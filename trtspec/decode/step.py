@@ -14,7 +14,7 @@ from trtspec.decode.rows import prefill_rows, select_rows, verification_rows
 from trtspec.draft.proposer import Ask, Drafters, StepTimes
 from trtspec.draft.tree import EMPTY
 from trtspec.engine.base import CacheView
-from trtspec.engine.kv_cache import KVCache
+from trtspec.engine.kv_cache import KeptPath, KVCache
 from trtspec.engine.target import Pass, Target
 from trtspec.sequence import Sequence
 
@@ -81,12 +81,15 @@ def decode_step(
     picks = choose_tokens(logits, batch, trees)
     acceptances = [accept(tree, pick) for tree, pick in zip(trees, picks, strict=True)]
     clock.lap("accept")
-    committed = []
+    committed, paths = [], []
     for slot, (generation, tree, acceptance) in enumerate(zip(batch, trees, acceptances, strict=True)):
-        num_tokens, kept = generation.commit(tree, acceptance, cache)
+        num_tokens, kept = generation.commit(tree, acceptance)
         committed.append(kept[:num_tokens])
+        if not generation.finished:
+            paths.append(KeptPath(slot, generation.sequence.cached - len(kept), kept))
         if generation.head is not None:
             generation.head.push(verified.features[slot], kept)
+    cache.keep_paths(paths)
     note_logprobs(logits, batch, trees, committed)
     clock.lap("commit")
     drafters.learn(proposal, [acceptance.tokens for acceptance in acceptances], clock.times(rows.tokens.shape[1]))

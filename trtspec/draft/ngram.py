@@ -199,12 +199,42 @@ def tree_of(matches: Seq[Match], size: int) -> DraftTree:
     return tree
 
 
-class NgramDrafter:
-    """Proposes what followed matches in prompt and output. It keeps no state: a slot's next user starts clean."""
+class LookupAsk(NamedTuple):
+    """What one sequence of a batch asks of a lookup."""
 
-    def draft(self, sequence: Sequence, room: int) -> DraftTree:
-        """The continuations of one sequence's matches as a tree of at most `room` tokens; a chain if there is one."""
-        return tree_of(self.matches(sequence, min(sequence.speculation.ngram_tokens, room)), room)
+    sequence: Sequence
+    num_tokens: int
+    """Tokens of a continuation at most; 0: nothing is looked up."""
+    merged: bool = False
+    """Whether a MergeAsk follows in the same step, and nobody needs the matches before."""
+
+
+class MergeAsk(NamedTuple):
+    """A sequence whose lookup is to be verified together with the head's draft."""
+
+    slot: int
+    """Its place in the batch."""
+    sequence: Sequence
+    num_tokens: int
+    """As in its LookupAsk."""
+    matches: list[Match]
+    """What the lookup answered to that."""
+    head_tree: DraftTree
+    """What the head proposed; perhaps empty."""
+    room: int
+    """Draft tokens at most."""
+
+
+class NgramDrafter:
+    """Looks up on the host. It keeps no state: a slot's next user starts clean."""
+
+    def lookups(self, asks: Seq[LookupAsk]) -> list[list[Match]]:
+        """The matches of each sequence of a batch, best first."""
+        return [self.matches(ask.sequence, ask.num_tokens) if ask.num_tokens else [] for ask in asks]
+
+    def merges(self, asks: Seq[MergeAsk]) -> list[DraftTree]:
+        """Both drafts of each sequence as one tree."""
+        return [union(tree_of(ask.matches, ask.room), ask.head_tree, ask.room) for ask in asks]
 
     def matches(self, sequence: Sequence, num_tokens: int) -> list[Match]:
         """One sequence's matches by its options, but continued by at most `num_tokens`."""
@@ -217,3 +247,6 @@ class NgramDrafter:
             occurrence=options.ngram_occurrence,
             count=options.ngram_branches,
         )
+
+    def close(self) -> None:
+        """Nothing is held."""

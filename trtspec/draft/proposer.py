@@ -11,8 +11,8 @@ from trtspec.config import EXCLUSIVE, HEAD_WIDTH
 from trtspec.draft.candidates import candidates, with_tail
 from trtspec.draft.eagle import EagleDrafter, HeadAsk
 from trtspec.draft.head_state import HeadState
-from trtspec.draft.merge import union
-from trtspec.draft.ngram import Match, NgramDrafter, tree_of
+from trtspec.draft.lookup import Lookup
+from trtspec.draft.ngram import LookupAsk, Match, MergeAsk, tree_of
 from trtspec.draft.policy import AutoPolicy, AutoState, AutoStep, Member
 from trtspec.draft.tree import EMPTY, DraftTree
 from trtspec.sampling import Sampler
@@ -61,7 +61,7 @@ class StepTimes(NamedTuple):
 class Drafters:
     """Those that an engine directory supports."""
 
-    def __init__(self, ngram: NgramDrafter, eagle: EagleDrafter | None = None) -> None:
+    def __init__(self, ngram: Lookup, eagle: EagleDrafter | None = None) -> None:
         self.ngram = ngram
         self.eagle = eagle
         self.policy: AutoPolicy | None = None
@@ -78,21 +78,27 @@ class Drafters:
         Args:
             lap: called with the name of each stage that ends.
         """
-        matches = [self._matches(ask) for ask in asks]
+        lookup_asks = [lookup_ask(ask) for ask in asks]
+        matches = self.ngram.lookups(lookup_asks)
         ngram_trees = [
-            self.ngram.draft(ask.sequence, ask.room)
-            if ask.sequence.speculation.method == "ngram" and ask.room
-            else tree_of(() if ask.auto else found, ask.room)
-            for ask, found in zip(asks, matches, strict=True)
+            EMPTY if ask.auto or asked.merged else self._looked_up(ask, found)
+            for ask, asked, found in zip(asks, lookup_asks, matches, strict=True)
         ]
         lap("ngram")
         step = self._weigh(asks, matches)
         lap("merge")
         head_trees = self._run_head(asks, matches, step, lap)
         trees = [
-            EMPTY if ask.auto else _combine(ask, looked_up, proposed)
+            EMPTY if ask.auto else proposed if proposed.size else looked_up
             for ask, looked_up, proposed in zip(asks, ngram_trees, head_trees, strict=True)
         ]
+        merge_asks = [
+            MergeAsk(slot, ask.sequence, asked.num_tokens, matches[slot], head_trees[slot], ask.room)
+            for slot, (ask, asked) in enumerate(zip(asks, lookup_asks, strict=True))
+            if asked.merged
+        ]
+        if merge_asks:
+            self._merge(merge_asks, trees)
         if step is not None:
             self._choose(step, asks, trees, head_trees)
         lap("merge")
@@ -126,12 +132,15 @@ class Drafters:
         if levels and len(step.members) == batch and all(tree.is_chain for tree in proposal.head_trees):
             self.policy.clock_head(batch, step.refresh_width, levels, times.eagle)
 
-    def _matches(self, ask: Ask) -> list[Match]:
-        """Of a sequence of the merged method. For `auto`, as long as there is room: it cuts them itself."""
-        options = ask.sequence.speculation
-        if options.method != "ngram-eagle":
-            return []
-        return self.ngram.matches(ask.sequence, ask.room if ask.auto else min(options.ngram_tokens, ask.room))
+    def _looked_up(self, ask: Ask, found: Seq[Match]) -> DraftTree:
+        """The tree of a sequence for which only a lookup drafts in this step."""
+        return tree_of(found, ask.room)
+
+    def _merge(self, merge_asks: Seq[MergeAsk], trees: list[DraftTree]) -> None:
+        """Set the trees of the sequences that verify both drafts."""
+        for ask, tree in zip(merge_asks, self.ngram.merges(merge_asks), strict=True):
+            by_head = ask.head_tree
+            trees[ask.slot] = with_tail(tree, ask.sequence, by_head, ask.room) if by_head.size else tree
 
     def _weigh(self, asks: Seq[Ask], matches: Seq[Seq[Match]]) -> AutoStep | None:
         """The auto sequences' step, the head's part decided."""
@@ -164,6 +173,16 @@ class Drafters:
         return head_trees
 
 
+def lookup_ask(ask: Ask) -> LookupAsk:
+    """Of `auto` for as long a continuation as there is room for: it cuts them itself."""
+    options = ask.sequence.speculation
+    if options.method == "ngram-eagle":
+        if ask.auto is not None:
+            return LookupAsk(ask.sequence, ask.room)
+        return LookupAsk(ask.sequence, min(options.ngram_tokens, ask.room), options.merge != EXCLUSIVE)
+    return LookupAsk(ask.sequence, min(options.ngram_tokens, ask.room) if options.method == "ngram" else 0)
+
+
 def _refresh_width(asks: Seq[Ask]) -> int:
     """Rows that the head's first pass has if it runs."""
     return min(max((ask.head.queued for ask in asks if ask.head), default=1), HEAD_WIDTH) or 1
@@ -187,13 +206,3 @@ def _usual_size(ask: Ask) -> int:
         "eagle": options.eagle_tokens if options.eagle_topk == 1 else options.tree_nodes,
     }
     return min(sizes.get(options.method or "none", max(sizes.values())), ask.room)
-
-
-def _combine(ask: Ask, looked_up: DraftTree, proposed: DraftTree) -> DraftTree:
-    """The tree of a sequence whose draft the options size. `exclusive` had the head run only where no match is good."""
-    options = ask.sequence.speculation
-    if not proposed.size:
-        return looked_up
-    if options.method != "ngram-eagle" or options.merge == EXCLUSIVE:
-        return proposed
-    return with_tail(union(looked_up, proposed, ask.room), ask.sequence, proposed, ask.room)

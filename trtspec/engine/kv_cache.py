@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from importlib.util import find_spec
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from trtspec.engine.base import CacheView
+from trtspec.plugins.kernels import launch
 from trtspec.tensors import cache_names
+
+KvCommit = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+class KeptPath(NamedTuple):
+    """What one slot keeps of a tree whose rows were written at start + row."""
+
+    slot: int
+    start: int
+    rows: list[int]
+    """Increasing, from the root (0) on."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether there is nothing to move: a chain's rows are where they belong."""
+        return self.rows[-1] == len(self.rows) - 1
 
 
 class KVCache:
@@ -32,6 +54,8 @@ class KVCache:
         # NumPy moves rows on the host: torch would share the copy with threads, and wait for them while the engines'
         # own threads keep the cores busy.
         self._host = self.block.numpy() if self.block.is_cpu and dtype != torch.bfloat16 else None
+        # One launch for a batch; without triton, rows are moved slot by slot.
+        self._commit: KvCommit | None = launch.kv_commit if self.block.is_cuda and find_spec("triton") else None
         self._names = [past for past, _ in cache_names(num_layers)]
         self._views: dict[tuple[int, int], CacheView] = {}
 
@@ -47,6 +71,25 @@ class KVCache:
             part = self.block[:, start : start + count]
             self._views[key] = CacheView(key, {name: part[i] for i, name in enumerate(self._names)})
         return self._views[key]
+
+    def keep_paths(self, paths: Seq[KeptPath]) -> None:
+        """Move the accepted rows of a batch's trees to where their paths go on; at most one path for each slot."""
+        paths = [path for path in paths if not path.is_in_place]
+        if not paths:
+            return
+        if self._commit is None:
+            for path in paths:
+                self.keep_path(*path)
+            return
+        batch = 1 + max(path.slot for path in paths)
+        # Kernels are compiled for a number of rows: powers of two are few.
+        nodes = 1 << (max(len(path.rows) for path in paths) - 1).bit_length()
+        # Rows: start, number of accepted rows, those rows.
+        table = np.zeros((2 + nodes, batch), dtype=np.int32)
+        for slot, start, (_, *rows) in paths:
+            table[0, slot], table[1, slot], table[2 : 2 + len(rows), slot] = start, len(rows), rows
+        sent = torch.from_numpy(table).to(self.block.device)
+        self._commit(self.block, sent[0], sent[2:].T.contiguous(), sent[1])
 
     def keep_path(self, slot: int, start: int, rows: list[int]) -> None:
         """Move the accepted rows of a tree, written at start + row, to start, start + 1, ...

@@ -20,6 +20,7 @@ from trtspec.engine_dir import EngineDir
 from trtspec.errors import ConfigError, EngineDirError, UserError
 from trtspec.graph.draft_head import draft_head_spec, fuse_spec
 from trtspec.graph.draft_lm_head import draft_lm_head_spec
+from trtspec.graph.proposal import ProposalConfig, proposal_spec
 from trtspec.graph.target import lm_head_spec, target_spec
 from trtspec.tensors import ITEM_SIZES, GraphSpec, WeightRef
 
@@ -123,6 +124,26 @@ def load_draft_head(engine_dir: EngineDir, runtime: str, target: Target) -> tupl
         buckets=None if on_cpu else head_buckets(limits),
     )
     return runner, _head_cache(config, limits, dtype, device)
+
+
+def load_proposal(engine_dir: EngineDir, runtime: str) -> tuple[Engine, ProposalConfig] | None:
+    """Load the engine of the proposal graph; None where the directory has none for this runtime.
+
+    Raises:
+        EngineDirError: it is described in terms that this version doesn't know.
+        EngineError: the runtime refuses its engine.
+    """
+    record = engine_dir.runtimes[runtime]
+    if record.proposal is None:
+        return None
+    try:
+        config = ProposalConfig.from_json(record.proposal)
+    except (KeyError, TypeError, ConfigError) as error:
+        raise EngineDirError(
+            f"{engine_dir.path} describes its proposal graph in terms that this trtspec doesn't know ({error}); build "
+            "it again"
+        ) from None
+    return _load_engine(runtime, engine_dir.path / record.graphs["proposal"], proposal_spec(config)), config
 
 
 def draft_head_config(engine_dir: EngineDir) -> DraftHeadConfig | None:

@@ -37,6 +37,7 @@ __all__ = [
     "EngineInfo",
     "ParsedNetwork",
     "Profile",
+    "batch_profiles",
     "build_engine",
     "check_network",
     "check_request",
@@ -113,6 +114,11 @@ def target_profiles(max_batch: int, max_width: int, prefill_chunk: int, cache_ro
 def lm_head_profiles(max_rows: int) -> tuple[Profile]:
     """The LM head's profile: 1 to `max_rows` rows."""
     return (Profile("rows", {"rows": _range(max_rows)}),)
+
+
+def batch_profiles(max_batch: int) -> tuple[Profile]:
+    """The profile of a graph whose only named axis is the batch: 1 to `max_batch` sequences."""
+    return (Profile("batch", {"batch": _range(max_batch)}),)
 
 
 def build_engine(

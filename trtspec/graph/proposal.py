@@ -5,7 +5,8 @@ Both nodes are operations of the plugin, and functions of standard operations fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -50,6 +51,20 @@ class ProposalConfig:
         if self.max_len > MAX_COLUMNS:
             raise ConfigError(f"max_len is {self.max_len}; the proposal graph takes at most {MAX_COLUMNS}")
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, int]) -> ProposalConfig:
+        """The inverse of `to_json`.
+
+        Raises:
+            ConfigError, KeyError, TypeError: the data isn't what `to_json` gives.
+        """
+        sizes = {name: value for name, value in data.items() if name != "latest"}
+        return cls(**sizes, latest=bool(data["latest"]))
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON object: the fields by name."""
+        return asdict(self)
+
     @property
     def lookup(self) -> NgramLookup:
         """The first node's sizes and attributes."""
@@ -90,7 +105,9 @@ def proposal_graph(config: ProposalConfig) -> ir.Model:
     )
     ngram_tokens, ngram_counts, match_lengths = drafting.outputs
     others = (tensors.EAGLE_TOKENS, tensors.EAGLE_PARENTS, tensors.EAGLE_COUNTS, tensors.ROOM)
-    drafts = [ngram_tokens, ngram_counts, *(inputs[name] for name in others)]
+    # Options and room limit a continuation further than its axis; what lies behind a count is no token.
+    counts = builder.op("Min", "/ngram_counts", ngram_counts, inputs[tensors.NGRAM_LIMITS])
+    drafts = [ngram_tokens, counts, *(inputs[name] for name in others)]
     merging = call(merge, drafts, config.merge.attributes, "/merge_drafts")
     names = (
         tensors.DRAFT_TOKENS,
@@ -103,7 +120,8 @@ def proposal_graph(config: ProposalConfig) -> ir.Model:
         builder.output(name, value)
     builder.output(tensors.MATCH_LENGTHS, match_lengths)
     model = builder.model()
-    model.graph.extend([drafting, merging])
+    model.graph.insert_before(model.graph[0], drafting)
+    model.graph.append(merging)
     model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     for function in (lookup, merge):
         model.functions[function.identifier()] = function
