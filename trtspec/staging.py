@@ -14,15 +14,18 @@ from trtspec.errors import UserError
 
 
 @contextlib.contextmanager
-def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
+def staged_directory(output: Path, *, force: bool, option: str = "--output") -> Iterator[Path]:
     """A new directory that becomes `output` if the block ends without an exception, and vanishes otherwise.
 
     What a killed build left beside `output` is removed by the next one.
 
+    Args:
+        option: how messages call `output`.
+
     Raises:
         UserError: `output` exists and is not empty and `force` is not given; it can't be made; the disk is full.
     """
-    check_output(output, force=force)
+    check_output(output, force=force, option=option)
     # A symbolic link stays and its target is replaced: the two may lie on different file systems.
     place = output.resolve()
     staging = place.parent / f".{place.name}.building-{os.getpid()}"
@@ -31,41 +34,44 @@ def staged_directory(output: Path, *, force: bool) -> Iterator[Path]:
         _remove_leftovers(place.parent, place.name)
         staging.mkdir()
     except OSError as error:
-        raise UserError(f"--output {output} cannot be made ({error}); choose another directory") from None
+        raise UserError(f"{option} {output} cannot be made ({error}); choose another directory") from None
     try:
         yield staging
-        _replace(staging, place, force)
+        _replace(staging, place, force, option)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no space left on the disk of {output}; free some or choose another --output") from None
+            raise UserError(f"no space left on the disk of {output}; free some or choose another {option}") from None
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def check_output(output: Path, *, force: bool, source: Path | None = None, what: str = "target") -> None:
+def check_output(
+    output: Path, *, force: bool, source: Path | None = None, what: str = "target", option: str = "--output"
+) -> None:
     """Raise UserError where `output` must not be written; `source`, what is built from, must survive.
 
     Args:
         what: how the message calls `source`.
+        option: how it calls `output`.
     """
     resolved = output.resolve()
     if source is not None and resolved in (source.resolve(), *source.resolve().parents):
-        raise UserError(f"--output {output} is or holds the {what} {source}; choose another directory")
+        raise UserError(f"{option} {output} is or holds the {what} {source}; choose another directory")
     if not resolved.exists():
         return
     if not resolved.is_dir():
-        raise UserError(f"--output {output} is a file; choose a directory")
+        raise UserError(f"{option} {output} is a file; choose a directory")
     if any(resolved.iterdir()) and not force:
-        raise UserError(f"--output {output} exists and is not empty; choose another directory or add --force")
+        raise UserError(f"{option} {output} exists and is not empty; choose another directory or add --force")
     here, home = Path.cwd(), Path.home().resolve()
     if resolved in (here, home, *here.parents, *home.parents):
-        raise UserError(f"--output {output} is or holds the current or the home directory; choose a new directory")
+        raise UserError(f"{option} {output} is or holds the current or the home directory; choose a new directory")
     if resolved.is_mount():
-        raise UserError(f"--output {output} is a mount point, which cannot be replaced; choose a directory below it")
+        raise UserError(f"{option} {output} is a mount point, which cannot be replaced; choose a directory below it")
 
 
-def _replace(staging: Path, output: Path, force: bool) -> None:
+def _replace(staging: Path, output: Path, force: bool, option: str) -> None:
     if not force or not output.exists():
         try:
             staging.rename(output)
@@ -73,7 +79,7 @@ def _replace(staging: Path, output: Path, force: bool) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             raise UserError(
-                f"--output {output} was made by another build meanwhile; choose another directory or add --force"
+                f"{option} {output} was made by another build meanwhile; choose another directory or add --force"
             ) from None
         return
     old = output.parent / f".{output.name}.replaced-{os.getpid()}"
@@ -103,3 +109,33 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def check_file(output: Path, *, force: bool) -> None:
+    """Raise UserError where the file `output` must not be written, or can't be for a reason known beforehand."""
+    place = output.resolve()
+    if place.is_dir():
+        raise UserError(f"--output {output} is a directory; give the name of a file")
+    if not place.parent.is_dir():
+        raise UserError(f"--output {output}: there is no directory {place.parent}; make it")
+    if place.exists() and not force:
+        raise UserError(f"--output {output} exists; choose another file or add --force")
+
+
+def write_file(output: Path, text: str, *, force: bool) -> None:
+    """Write a text file that appears complete or not at all.
+
+    Raises:
+        UserError: it exists and `force` is not given, or can't be written.
+    """
+    check_file(output, force=force)
+    # A symbolic link stays and its target is replaced.
+    place = output.resolve()
+    staging = place.parent / f".{place.name}.writing-{os.getpid()}"
+    try:
+        staging.write_text(text, encoding="utf-8")
+        staging.replace(place)
+    except OSError as error:
+        raise UserError(f"--output {output} cannot be written ({error.strerror}); choose another file") from None
+    finally:
+        staging.unlink(missing_ok=True)
