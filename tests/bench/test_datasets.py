@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,23 @@ def test_built_in_set_has_forty_distinct_prompts(name: str) -> None:
 def test_built_in_sets_share_no_prompt() -> None:
     texts = [only_user_text(prompt) for name in BUILT_IN for prompt in load_dataset(name)]
     assert len(set(texts)) == len(texts) == 40 * len(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_prompts_leave_room_in_2048_tokens(name: str) -> None:
+    for prompt in load_dataset(name):
+        text = only_user_text(prompt)
+        assert len(text.encode()) < 1800, "a token takes a byte at least"
+        assert text.count("```") % 2 == 0, f"{prompt.id} leaves a block of code open"
+
+
+def test_code_set_is_of_varied_kinds() -> None:
+    lines = (resources.files("trtspec.bench") / "data" / "code.jsonl").read_text(encoding="utf-8").splitlines()
+    kinds = Counter(json.loads(line)["category"] for line in lines)
+    assert set(kinds) == {
+        *("write", "complete", "fix", "types", "docstring", "refactor", "explain", "translate", "test", "review")
+    }
+    assert max(kinds.values()) <= 10
 
 
 def test_built_in_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

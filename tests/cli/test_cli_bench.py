@@ -24,6 +24,8 @@ ROW_KEYS = {
     "outside_engines_ms_per_step",
     "outside_engines_share",
     "metrics",
+    "spread",
+    "acceptance_per_position_by_source",
 }
 
 
@@ -72,12 +74,18 @@ def test_report(trtspec: Invoke, tiny_dir: Path, dataset: Path) -> None:
         assert row["seconds"] > 0
         assert row["tokens_per_second"] == pytest.approx(60 / row["seconds"])
         assert set(row["metrics"]) >= {"acceptance_length", "by_source", "stage_ms", "match_rate"}
+        speeds = row["spread"]["tokens_per_second"]
+        assert speeds["min"] == speeds["median"] == speeds["max"] == pytest.approx(row["tokens_per_second"])
+        by_source = row["acceptance_per_position_by_source"]
+        assert by_source == {"ngram": row["metrics"]["acceptance_per_position"], "eagle": []}
     plain, ngram = (row["metrics"] for row in data["methods"])
     assert (plain["drafts"], plain["acceptance_length"], plain["steps"]) == (0, 1.0, 57)
     assert ngram["drafts"] > 0
     assert data["methods"][0]["speedup"] == 1.0
     expected = {"dataset": str(dataset), "batch_size": 1, "repeats": 1, "max_new_tokens": 20, "dtype": "float32"}
+    expected.update(warmup=1, runtime="onnxruntime", temperature=0.0, engine_dir=str(tiny_dir), gpu=None)
     assert data["settings"].items() >= expected.items()
+    assert data["settings"].keys() >= {"date", "cpu", "threads", "trtspec_version", "system", "ngram_tokens"}
     table = [line.split() for line in out.splitlines()]
     assert [row[0] for row in table[:3]] == ["method", "none", "ngram"]
     assert "lossless: every method gave the tokens of none on 3 prompts" in out
@@ -103,13 +111,67 @@ def test_batches_and_repeats_count_each_prompt_once(
     assert (data["settings"]["batch_size"], data["settings"]["repeats"]) == (batch, repeats)
 
 
-@pytest.mark.parametrize("name", ["edit", "chat", "mixed"])
+@pytest.mark.parametrize("name", ["edit", "chat", "mixed", "code"])
 def test_built_in_sets(trtspec: Invoke, tiny_dir: Path, name: str) -> None:
     result = trtspec("bench", tiny_dir, "--dataset", name, "--limit", 1, "--max-new-tokens", 4)
     if result.code:
         assert_refused(result, "it exceeds the directory's 512: build with a larger --max-seq-len, or use --limit")
     else:
         assert "on 1 prompts" in result.out
+
+
+def test_spread_over_repeats(trtspec: Invoke, tiny_dir: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SessionMethod.complete
+    seconds = {"none": iter([9, 1.0, 2.0, 4.0, 3.0, 3.0, 3.0]), "ngram": iter([9, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5])}
+
+    def complete(self: SessionMethod, prompts: Seq[list[int]], sampling: SamplingParams) -> Output:
+        return dataclasses.replace(honest(self, prompts, sampling), seconds=next(seconds[self.name]))
+
+    monkeypatch.setattr(SessionMethod, "complete", complete)
+    data = bench(trtspec, tiny_dir, dataset, "--limit", 2, "--repeats", 3)
+    plain, ngram = data["methods"]
+    # The two groups' medians are 2 and 3 seconds, and 0.5 and 1; the repeats took 4, 5 and 7, and 1.5, 1.5 and 2.5.
+    assert (plain["tokens_per_second"], ngram["speedup"]) == (40 / 5, 5 / 1.5)
+    assert plain["spread"]["tokens_per_second"] == {"min": 40 / 7, "median": 40 / 5, "max": 40 / 4}
+    assert plain["spread"]["speedup"] == {"min": 1, "median": 1, "max": 1}
+    assert ngram["spread"]["speedup"] == pytest.approx({"min": 4 / 1.5, "median": 7 / 2.5, "max": 5 / 1.5})
+    assert data["stdout"].splitlines()[0].split()[:4] == ["method", "tokens/s", "min", "max"]
+    assert data["stdout"].splitlines()[1].split()[:5] == ["none", "8.0", "5.7", "10.0", "1.00"]
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(0, []), (1, [1]), (3, [1, 1, 1])])
+def test_warm_up_groups_come_before_all(
+    trtspec: Invoke, tiny_dir: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, warmup: int, expected: list[int]
+) -> None:
+    honest = SessionMethod.complete
+    calls: list[tuple[int, int]] = []
+
+    def complete(self: SessionMethod, prompts: Seq[list[int]], sampling: SamplingParams) -> Output:
+        calls.append((len(prompts), sampling.max_new_tokens))
+        return honest(self, prompts, sampling)
+
+    monkeypatch.setattr(SessionMethod, "complete", complete)
+    data = bench(trtspec, tiny_dir, dataset, "--methods", "none", "--limit", 2, "--warmup", warmup)
+    assert calls == [*((size, 16) for size in expected), (1, 20), (1, 20)]
+    assert data["methods"][0]["tokens"] == 40
+
+
+def test_a_repeat_with_other_tokens_is_listed(
+    trtspec: Invoke, tiny_dir: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = SessionMethod.complete
+    calls: list[str] = []
+
+    def complete(self: SessionMethod, prompts: Seq[list[int]], sampling: SamplingParams) -> Output:
+        output = honest(self, prompts, sampling)
+        calls.append(self.name)
+        if calls.count("ngram") == 3 and self.name == "ngram":
+            return dataclasses.replace(output, token_ids=[output.token_ids[0][:-1]])
+        return output
+
+    monkeypatch.setattr(SessionMethod, "complete", complete)
+    data = bench(trtspec, tiny_dir, dataset, "--limit", 1, "--warmup", 0, "--repeats", 4)
+    assert [(at["method"], at["position"]) for at in data["differences"]] == [("ngram", 19)]
 
 
 def test_changed_token_is_listed(
@@ -158,6 +220,13 @@ def test_hugging_face_beside(trtspec: Invoke, tiny_dir: Path, dataset: Path) -> 
         (("--limit", 0), "--limit"),
         (("--repeats", 0), "--repeats"),
         (("--batch-size", 0), "--batch-size"),
+        (("--batch-size", "1,x"), "'1,x': give different integers of at least 1, separated by commas"),
+        (("--batch-size", "2,2"), "'2,2': give different integers"),
+        (("--sweep-tokens", ""), "'': give different integers"),
+        (("--sweep-tokens", "3,33"), "ngram@33: the engine directory verifies 32 draft tokens at most"),
+        (("--sweep-tokens", "3", "--methods", "none"), "--sweep-tokens: none of none has a draft length to vary"),
+        (("--warmup", -1), "--warmup"),
+        (("--dataset", "edit", "--dataset", "edit"), "--dataset: give each one once"),
         (("--max-new-tokens", 0), "max_new_tokens is 0"),
         (("--ngram-min", 4, "--ngram-max", 3), "ngram_max 3 is less than ngram_min 4"),
         (("--compare", "vllm"), "'vllm' is not 'hf'"),

@@ -13,9 +13,20 @@ import trtspec as package
 from trtspec.cli.main import cli
 from trtspec.config import SamplingParams, SpeculationConfig
 
-COMMANDS = ("demo", "build", "run", "bench", "inspect")
+COMMANDS = ("demo", "build", "run", "bench", "tune", "inspect", "triton-repo")
 # Left out, these are simply not done.
-WITHOUT_DEFAULT = {"target", "options", "prompts", "prompt_file", "stop", "compare", "json_file"}
+WITHOUT_DEFAULT = {
+    "dataset",
+    "target",
+    "options",
+    "prompts",
+    "prompt_file",
+    "stop",
+    "compare",
+    "json_file",
+    "sweep_tokens",
+    "report",
+}
 
 
 def help_of(command: str) -> str:

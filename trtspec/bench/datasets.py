@@ -1,4 +1,4 @@
-"""Prompt sets for benchmarks: three built-in ones and JSONL files of the common shapes."""
+"""Prompt sets for benchmarks: built-in ones and JSONL files of the common shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from trtspec.errors import PromptError
 
-BUILT_IN = ("edit", "chat", "mixed")
+BUILT_IN = ("edit", "chat", "mixed", "code")
 _PROMPT_KEYS = ("turns", "messages", "prompt")
 
 

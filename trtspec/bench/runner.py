@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from trtspec.sampling import Sampler
 from trtspec.session import Session
 
 OUTSIDE_ENGINES = ("ngram", "merge", "accept", "commit", "host")
+WARM_UP_TOKENS = 16
+"""What a warm-up generates for each prompt at most."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +83,34 @@ class MethodResult:
 
     name: str
     seconds: list[float] = field(default_factory=list)
+    repeat_seconds: list[float] = field(default_factory=list)
+    """Each repeat's seconds over all groups."""
     tokens: int = 0
+    """Of one repeat."""
     stats: Stats = field(default_factory=Stats)
+    """Of the first repeat."""
 
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens by the seconds from prompt to last token, prefill included."""
         return self.tokens / sum(self.seconds)
 
+    def add_group(self, runs: Seq[Output]) -> None:
+        """Count one group, whose output is the same in each of its repeats."""
+        self.seconds.append(statistics.median(run.seconds for run in runs))
+        self.repeat_seconds.extend([0.0] * (len(runs) - len(self.repeat_seconds)))
+        for repeat, run in enumerate(runs):
+            self.repeat_seconds[repeat] += run.seconds
+        self.tokens += sum(len(ids) for ids in runs[0].token_ids)
+        self.stats.add(runs[0].stats)
+
+    def _repeats(self) -> list[float]:
+        """Tokens per second of each repeat."""
+        return [self.tokens / seconds for seconds in self.repeat_seconds]
+
     def to_json(self, baseline: MethodResult) -> dict[str, Any]:
         """The method's row of the report."""
+        speedups = [own / base for own, base in zip(self._repeats(), baseline._repeats(), strict=True)]
         metrics = self.stats.metrics()
         outside = sum(metrics["stage_ms"][stage] for stage in OUTSIDE_ENGINES)
         outside += metrics["stage_ms"]["eagle"] - 1000 * self.stats.head_seconds
@@ -101,10 +122,12 @@ class MethodResult:
             "seconds": sum(self.seconds),
             "tokens_per_second": self.tokens_per_second,
             "speedup": self.tokens_per_second / baseline.tokens_per_second,
+            "spread": {"tokens_per_second": _spread(self._repeats()), "speedup": _spread(speedups)},
             "step_ms": step_total / steps if steps else None,
             "outside_engines_ms_per_step": outside / steps if steps else None,
             "outside_engines_share": outside / step_total if step_total else None,
             "metrics": metrics if steps else None,
+            "acceptance_per_position_by_source": self.stats.acceptance_by_source() if steps else None,
         }
 
 
@@ -137,10 +160,11 @@ def compare(
     *,
     batch_size: int = 1,
     repeats: int = 1,
+    warmup: int = 1,
     settings: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
-    """Run every contender on every group of prompts, `repeats` times, after one untimed warm-up group.
+    """Run every contender on every group of prompts, `repeats` times, after `warmup` untimed groups.
 
     Args:
         session: answers what the target thinks of two tokens where outputs differ.
@@ -152,20 +176,20 @@ def compare(
     groups = [prompts[at : at + batch_size] for at in range(0, len(prompts), batch_size)]
     results = [MethodResult(contender.name) for contender in contenders]
     differences: list[Difference] = []
-    warm_up = replace(sampling, max_new_tokens=min(16, sampling.max_new_tokens))
-    for contender in contenders:
-        contender.complete([ids for _, ids in groups[0]], warm_up)
+    short = replace(sampling, max_new_tokens=min(WARM_UP_TOKENS, sampling.max_new_tokens))
+    for group in islice(cycle(groups), warmup):
+        for contender in contenders:
+            contender.complete([ids for _, ids in group], short)
     for done, group in enumerate(groups):
         outputs = _run_group(contenders, [ids for _, ids in group], sampling, repeats, first=done)
         for result, runs in zip(results, outputs, strict=True):
-            result.seconds.append(statistics.median(run.seconds for run in runs))
-            result.tokens += sum(len(ids) for ids in runs[0].token_ids)
-            result.stats.add(runs[0].stats)
-        for result, runs in zip(results[1:], outputs[1:], strict=True):
-            differences += _differences(session, result.name, group, sampling, outputs[0][0], runs[0])
+            result.add_group(runs)
+            for run in _distinct(runs):
+                differences += _differences(session, result.name, group, sampling, outputs[0][0], run)
         if progress:
             progress(done + 1, len(groups))
-    used = {"batch_size": batch_size, "repeats": repeats, "max_new_tokens": sampling.max_new_tokens}
+    used = {"batch_size": batch_size, "repeats": repeats, "warmup": warmup}
+    used["max_new_tokens"] = sampling.max_new_tokens
     return Comparison(results, differences, len(prompts), {**(settings or {}), **used})
 
 
@@ -207,6 +231,15 @@ def _differences(
             gap = float(scores[a] - scores[b])
         differences.append(Difference(method, prompt_id, position, a, b, gap))
     return differences
+
+
+def _distinct(runs: Seq[Output]) -> list[Output]:
+    """One of each output: a repeat that gives other tokens than the first is worth a line, the same ones are not."""
+    return list({str(run.token_ids): run for run in runs}.values())
+
+
+def _spread(values: Seq[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 def _wall_seconds(completions: list[Completion]) -> float:

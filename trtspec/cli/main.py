@@ -15,8 +15,11 @@ from trtspec import __version__
 from trtspec.cli.bench import bench
 from trtspec.cli.build import build
 from trtspec.cli.demo import demo
+from trtspec.cli.export import export
 from trtspec.cli.inspect import inspect
 from trtspec.cli.run import run
+from trtspec.cli.triton_repo import triton_repo
+from trtspec.cli.tune import tune
 from trtspec.errors import TrtspecError, UserError
 
 
@@ -32,7 +35,7 @@ def cli(verbose: bool) -> None:
         logging.getLogger("trtspec.session").setLevel(logging.INFO)
 
 
-for command in (demo, build, run, bench, inspect):
+for command in (demo, build, run, bench, tune, inspect, triton_repo, export):
     cli.add_command(command)
 
 

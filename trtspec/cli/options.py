@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from trtspec.config import MERGES, OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
+from trtspec.engine_dir import MANIFEST, EngineDir
 from trtspec.errors import ConfigError
 
 SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
@@ -28,6 +31,19 @@ class DirectoryPath(click.Path):
         if value == "":
             self.fail("is empty; give a directory", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def integer_list(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
+    """Callback of an option that takes different positive integers, separated by commas."""
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    if len(numbers) < len(parts) or min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise click.BadParameter(
+            f"{value!r}: give different integers of at least 1, separated by commas", ctx=ctx, param=param
+        )
+    return numbers
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -64,24 +80,58 @@ SAMPLED: dict[str, tuple[str, Any]] = {
 
 
 def drafting_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of DRAFTING, handed to the command as one argument `speculation` (without a method)."""
-    return _with_fields(command, DRAFTING, "speculation", SPECULATION)
+    """The options of DRAFTING, handed to the command as one argument `speculation` (without a method).
+
+    Where the command has an argument `directory`, or a `source` that is an engine directory, options that are not given
+    come from its tuned defaults; --help shows what holds where it has none.
+    """
+    return _with_fields(command, DRAFTING, "speculation", SPECULATION, _with_tuned)
+
+
+def is_engine_directory(path: str) -> bool:
+    """Whether a path that may also name a target is an engine directory."""
+    return bool(path) and (Path(path) / MANIFEST).exists()
+
+
+def _with_tuned(given: dict[str, Any], arguments: dict[str, Any]) -> SpeculationConfig:
+    """The options given, and the directory's defaults for all others."""
+    source = arguments.get("source", "")
+    directory = arguments.get("directory", source if is_engine_directory(source) else None)
+    tuned = None if directory is None else EngineDir.load(directory).defaults
+    base = SPECULATION if tuned is None else dataclasses.replace(tuned.speculation, method=None)
+    try:
+        return dataclasses.replace(base, **given)
+    except ConfigError as error:
+        if base == SPECULATION:
+            raise
+        # Perhaps only one side of what doesn't fit together was given.
+        raise ConfigError(f"{error}; options left out are those that {directory} was tuned to") from None
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of SAMPLED, handed to the command as one argument `sampling` (without what ends a sequence)."""
-    return _with_fields(command, SAMPLED, "sampling", SAMPLING)
+    return _with_fields(command, SAMPLED, "sampling", SAMPLING, lambda given, _: SamplingParams(**given))
 
 
 def _with_fields(
-    command: Callable[..., None], table: dict[str, tuple[str, Any]], argument: str, defaults: Any
+    command: Callable[..., None],
+    table: dict[str, tuple[str, Any]],
+    argument: str,
+    defaults: Any,
+    make: Callable[[dict[str, Any], dict[str, Any]], Any],
 ) -> Callable[..., None]:
-    """Options that are fields of a dataclass, handed to the command as an instance of it."""
+    """Options that are fields of a dataclass, handed to the command as an instance of it.
+
+    Args:
+        make: the instance, from the options that the user gave and the command's other arguments.
+    """
 
     @functools.wraps(command)
     def with_instance(**arguments: Any) -> None:
-        chosen = {name: arguments.pop(name) for name in table}
-        command(**{argument: type(defaults)(**chosen)}, **arguments)
+        source = click.get_current_context().get_parameter_source
+        values = {name: arguments.pop(name) for name in table}
+        given = {name: value for name, value in values.items() if source(name) is not ParameterSource.DEFAULT}
+        command(**{argument: make(given, arguments)}, **arguments)
 
     decorated = with_instance
     for name, (text, kind) in reversed(table.items()):
