@@ -262,6 +262,7 @@ def reference_answers(directory: Path, asks: Sequence[Ask], threads: int | None)
 @click.option("--load", "loads", multiple=True, type=click.FloatRange(min=0, min_open=True), default=(0.5, 0.9, 1.5))
 @click.option("--capacity", type=click.FloatRange(min=0, min_open=True), help="Requests a second.  [default: measured]")
 @click.option("--clients", type=click.IntRange(min=1), default=8, show_default=True, help="For measuring the capacity.")
+@click.option("--closed", is_flag=True, help="Measure the capacity only.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--reference", type=DirectoryPath(), help="Engine directory that knows the right answers (greedy).")
@@ -277,6 +278,7 @@ def main(
     loads: tuple[float, ...],
     capacity: float | None,
     clients: int,
+    closed: bool,
     seconds: float,
     seed: int,
     reference: Path | None,
@@ -288,14 +290,14 @@ def main(
     endpoint = f"{url.rstrip('/')}/v2/models/{model}/generate_stream"
     reports = []
     click.echo(HEADER)
-    if capacity is None:
+    if capacity is None or closed:
         answers, took = asyncio.run(closed_loop(endpoint, asks, clients))
         reports.append(report(answers, took, references))
         click.echo(reports[-1].row())
         capacity = reports[-1].requests_per_second
         if not capacity:
             raise EngineError(f"no request was answered: {answers[0].error}")
-    for load in loads:
+    for load in () if closed else loads:
         rate = load * capacity
         answers, took = asyncio.run(open_loop(endpoint, asks, rate, seconds, random.Random(seed)))
         reports.append(report(answers, took, references, load, rate))

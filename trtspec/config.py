@@ -24,6 +24,8 @@ HEAD_CHUNK = 128
 HEAD_WIDTH = 32
 """Rows per sequence that a draft head takes in one pass over a batch."""
 MAX_LOGPROBS = 20
+MAX_QUEUED = 128
+"""Requests that may wait for a slot where a server runs."""
 SAMPLING_RANGES = {
     "temperature": (0.0, 1e6),
     "top_p": (0.0, 1.0),

@@ -1,0 +1,1 @@
+"""Requests and answers of Triton Inference Server, and the thread that works on them."""
