@@ -250,3 +250,12 @@ def test_random_requests_are_read_or_refused_by_name() -> None:
             read += 1
     assert refused > 1000
     assert read > 50
+
+
+def test_defaults_of_the_directory_hold_where_the_request_says_nothing() -> None:
+    tuned = SpeculationConfig(method="ngram", ngram_tokens=4)
+    text = {"text_input": np.array([b"hello"], dtype=np.object_)}
+    assert parse_request(text, chat=False, defaults=tuned).speculation == tuned
+    asked = {**text, "method": np.array([b"none"], dtype=np.object_)}
+    found = parse_request(asked, chat=False, defaults=tuned).speculation
+    assert (found.method, found.ngram_tokens) == ("none", 4)

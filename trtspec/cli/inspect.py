@@ -56,6 +56,7 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
         "limits": engine_dir.limits.to_json(),
         "methods": list(engine_dir.methods),
         "draft_head": _describe_head_record(engine_dir.draft_head) if engine_dir.draft_head else None,
+        "defaults": engine_dir.defaults.to_json() if engine_dir.defaults else None,
         "runtimes": {
             name: {
                 "graphs": dict(record.graphs),

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from trtspec.config import MERGES, OCCURRENCES, RUNTIMES, SamplingParams, SpeculationConfig
 from trtspec.engine_dir import MANIFEST, EngineDir
-from trtspec.errors import ConfigError
+from trtspec.errors import ConfigError, EngineDirError
 
 SAMPLING, SPECULATION = SamplingParams(), SpeculationConfig()
 
@@ -97,7 +97,12 @@ def _with_tuned(given: dict[str, Any], arguments: dict[str, Any]) -> Speculation
     """The options given, and the directory's defaults for all others."""
     source = arguments.get("source", "")
     directory = arguments.get("directory", source if is_engine_directory(source) else None)
-    tuned = None if directory is None else EngineDir.load(directory).defaults
+    try:
+        tuned = None if directory is None else EngineDir.load(directory).defaults
+    except EngineDirError:
+        # Options that are wrong for any directory are told first.
+        dataclasses.replace(SPECULATION, **given)
+        raise
     base = SPECULATION if tuned is None else dataclasses.replace(tuned.speculation, method=None)
     try:
         return dataclasses.replace(base, **given)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--method",
     type=click.Choice(METHODS),
-    help="Drafting method.  [default: ngram-eagle where DIR has a draft head, else ngram]",
+    help="Drafting method.  [default: as DIR was tuned, else ngram-eagle where it has a draft head, else ngram]",
 )
 @drafting_options
 @click.option(
@@ -67,7 +67,10 @@ def run(
     stats: bool,
     as_json: bool,
 ) -> None:
-    """Generate text with the engine directory DIR; without a prompt option the prompt is read from stdin."""
+    """Generate text with the engine directory DIR; without a prompt option the prompt is read from stdin.
+
+    Drafting options that are left out are those that `trtspec tune` found for DIR, where it has been tuned.
+    """
     sampling = dataclasses.replace(
         sampling, max_new_tokens=max_new_tokens, stop=stop, ignore_eos=ignore_eos, logprobs=logprobs
     )

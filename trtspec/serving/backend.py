@@ -21,6 +21,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 from trtspec.completion import StreamEvent
+from trtspec.config import SpeculationConfig
 from trtspec.errors import (
     ConfigError,
     PromptError,
@@ -64,7 +65,7 @@ class TritonPythonModel:
             _check_numpy()
             options = ServingOptions.from_parameters(parameters)
             device = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
-            self._chat = False
+            self._chat, self._defaults = False, SpeculationConfig()
             self._metrics = Metrics(pb_utils)
             self._worker = Worker(
                 functools.partial(self._open, options, device), max_queued=options.max_queued, observer=self._metrics
@@ -102,6 +103,7 @@ class TritonPythonModel:
             session.close()
             raise ConfigError("parameter chat is 'chat' and the tokenizer has no chat template; use 'raw' or 'auto'")
         self._chat = has_template and options.chat != "raw"
+        self._defaults = session.default_speculation
         return session
 
     def _parse(self, request: Any) -> Request:
@@ -117,7 +119,8 @@ class TritonPythonModel:
         microseconds = request.timeout() or parameters.get("timeout", 0)
         if isinstance(microseconds, bool) or not isinstance(microseconds, int) or microseconds < 0:
             raise RequestError(f"timeout is {microseconds!r}; give microseconds, an integer, or 0 for no limit")
-        return parse_request(inputs, chat=self._chat, timeout=microseconds / 1e6 if microseconds else None)
+        timeout = microseconds / 1e6 if microseconds else None
+        return parse_request(inputs, chat=self._chat, timeout=timeout, defaults=self._defaults)
 
 
 class _Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,12 +83,19 @@ class Request:
     """Seconds from submission within which the answer must be complete."""
 
 
-def parse_request(inputs: Mapping[str, np.ndarray], *, chat: bool, timeout: float | None = None) -> Request:
+def parse_request(
+    inputs: Mapping[str, np.ndarray],
+    *,
+    chat: bool,
+    timeout: float | None = None,
+    defaults: SpeculationConfig = SpeculationConfig(),  # noqa: B008 - it is frozen
+) -> Request:
     """The request that arrays stand for.
 
     Args:
         inputs: arrays by the names of INPUTS, each `[1]` or `[any]`, dtypes as in _DTYPES; what is left out has the
-            default of SamplingParams or SpeculationConfig.
+            default of SamplingParams.
+        defaults: how drafts are made where the request doesn't say.
         chat: `text_input` is a user's message for the chat template; otherwise it is taken as it is.
 
     Raises:
@@ -103,7 +111,7 @@ def parse_request(inputs: Mapping[str, np.ndarray], *, chat: bool, timeout: floa
         return Request(
             prompt,
             SamplingParams(**settings),
-            SpeculationConfig(**speculation),
+            dataclasses.replace(defaults, **speculation),
             values.get("stream", False),
             timeout,
         )
