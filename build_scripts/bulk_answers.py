@@ -6,6 +6,13 @@ few slots. The target is written out in plain PyTorch: Llama layers without bias
     trtspec build demo --output demo-plain --no-eagle --runtime onnxruntime
     python build_scripts/bulk_answers.py demo-plain --output data --generated-prompts 20000
 
+Articles that the target makes up, and its summaries of them:
+
+    python build_scripts/bulk_answers.py demo-plain --output articles --generated-prompts 500 --mix report \\
+        --temperature 1 --max-new-tokens 512 --batch-size 128
+    python build_scripts/bulk_answers.py demo-plain --output summaries --articles articles --max-prompt 1200 \\
+        --batch-size 64
+
 Goes on where it was interrupted when the same command is given again.
 """
 
@@ -28,17 +35,28 @@ from trtspec.engine_dir import TOKENIZER_DIR, EngineDir
 from trtspec.errors import ConfigError
 from trtspec.prompt import prompt_ids
 from trtspec.tokenizer import Tokenizer
-from trtspec.train.prompts import generate_prompts
-from trtspec.train.store import Example, begin_collection, write_shard
+from trtspec.train.prompts import MIXES, generate_prompts, reading_prompts
+from trtspec.train.store import Example, TrainingData, begin_collection, shard_files, write_shard
 
 PREFILL_ROWS = 2048
 SORTED_BATCHES = 16
 """Batches whose prompts are sorted by length together."""
+SHORTEST_ARTICLE = 250
+"""Tokens of a stored answer that is read as an article."""
 COMPACT_BELOW = 0.85
 """Finished sequences leave the batch when fewer than this part is unfinished."""
 
 COUNT = click.IntRange(min=1)
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are chosen."""
+
+    temperature: float = 0.0
+    """0 takes the most probable token."""
+    generator: torch.Generator | None = None
 
 
 class PlainTarget:
@@ -69,7 +87,7 @@ class PlainTarget:
         """Hidden states after the final norm, `[batch, width, hidden]`; KV goes to cache columns start and on.
 
         Args:
-            mask: additive, `[batch, 1, width, start + width]`.
+            mask: additive; for prompts (start 0) `[batch, 1, width, width]`, later `[batch, 1, 1, cache columns]`.
         """
         x = self.weights[EMBEDDING][tokens]
         rotary = self._cos[positions][:, None], self._sin[positions][:, None]
@@ -84,9 +102,15 @@ class PlainTarget:
             x = x + self._linear(gate * self._linear(normed, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj")
         return self._norm(x, FINAL_NORM)
 
-    def choose(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The most probable token behind each row."""
-        return functional.linear(hidden, self.lm_head).argmax(-1)
+    def choose(self, hidden: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+        """The most probable token behind each row, or one drawn at a temperature."""
+        logits = functional.linear(hidden, self.lm_head)
+        if not sampling.temperature:
+            return logits.argmax(-1)
+        # Inverse of the distribution function: torch.multinomial draws a random number for every token there is.
+        reached = (logits.float() / sampling.temperature).softmax(-1).cumsum(-1)
+        drawn = torch.rand(len(reached), 1, generator=sampling.generator, device=reached.device) * reached[:, -1:]
+        return torch.searchsorted(reached, drawn)[:, 0].clamp(max=reached.shape[-1] - 1)
 
     def _attend(
         self,
@@ -103,18 +127,17 @@ class PlainTarget:
             self._linear(x, f"{name}.self_attn.{kind}_proj").view(batch, width, -1, config.head_dim).transpose(1, 2)
             for kind in "qkv"
         )
-        end = start + width
-        keys[:, :, start:end], values[:, :, start:end] = _rotate(new_keys, rotary), new_values
-        live_keys, live_values = keys[:, :, :end], values[:, :, :end]
-        queries = _rotate(queries, rotary)
-        if width == 1:
-            # The query heads of one KV head as its rows: nothing of the cache is repeated.
-            grouped = queries.reshape(batch, config.num_kv_heads, -1, config.head_dim)
-            mixed = functional.scaled_dot_product_attention(grouped, live_keys, live_values, attn_mask=mask)
-        else:
-            mixed = functional.scaled_dot_product_attention(
-                queries, live_keys, live_values, attn_mask=mask, enable_gqa=True
-            )
+        queries, new_keys = _rotate(queries, rotary) * config.head_dim**-0.5, _rotate(new_keys, rotary)
+        keys[:, :, start : start + width], values[:, :, start : start + width] = new_keys, new_values
+        # Prompts see themselves alone, and single rows the whole cache: parts of it would be copied in each layer.
+        seen = (new_keys, new_values) if start == 0 else (keys, values)
+        seen_keys, seen_values = (part.contiguous().flatten(0, 1) for part in seen)
+        # The query heads of one KV head as its rows: nothing of the cache is repeated. The fused kernel takes more than
+        # twice as long on a CPU.
+        grouped = queries.reshape(batch * config.num_kv_heads, -1, config.head_dim)
+        scores = torch.bmm(grouped, seen_keys.transpose(-1, -2)).view(batch, config.num_heads, width, -1) + mask
+        weights = scores.softmax(-1, dtype=torch.float32).to(scores.dtype).view(*grouped.shape[:2], -1)
+        mixed = torch.bmm(weights, seen_values)
         return mixed.reshape(batch, config.num_heads, width, config.head_dim).transpose(1, 2).flatten(2)
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -145,15 +168,17 @@ class Batch:
 
 
 @torch.inference_mode()
-def answer(target: PlainTarget, prompts: list[list[int]], max_new_tokens: int) -> list[Example]:
-    """Greedy answers with hidden states; the last token of each, behind which nothing is computed, is left out."""
+def answer(
+    target: PlainTarget, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling = Sampling()
+) -> list[Example]:
+    """Answers with hidden states; the last token of each, behind which nothing is computed, is left out."""
     batch = Batch(prompts, max_new_tokens)
     length, size = batch.length, len(prompts)
     pads = torch.tensor([length - len(prompt) for prompt in prompts], device=target.device)
     hidden = torch.zeros(size, length + max_new_tokens, target.config.hidden_size, dtype=torch.float16)
     cache = target.cache(size, length + max_new_tokens)
     rows, eos = list(range(size)), frozenset(target.config.eos_token_ids)
-    last = _prefill(target, batch, pads, cache, hidden)
+    last = _prefill(target, batch, pads, cache, hidden, sampling)
     batch.add(rows, last.tolist(), eos)
     for column in range(length, length + max_new_tokens - 1):
         alive = [at for at, row in enumerate(rows) if batch.unfinished[row]]
@@ -163,31 +188,37 @@ def answer(target: PlainTarget, prompts: list[list[int]], max_new_tokens: int) -
             index = torch.tensor(alive, device=target.device)
             rows, last, pads = [rows[at] for at in alive], last[index], pads[index]
             cache[:] = [(keys[index], values[index]) for keys, values in cache]
-        mask = _blocked(torch.arange(column + 1, device=target.device) < pads[:, None])[:, None, None]
+        columns = torch.arange(length + max_new_tokens, device=target.device)
+        mask = _blocked((columns < pads[:, None]) | (columns > column))[:, None, None]
         states = target.forward(last[:, None], (column - pads)[:, None], mask, cache, column)[:, 0]
         hidden[torch.tensor(rows), column] = states.to("cpu", torch.float16)
-        last = target.choose(states)
+        last = target.choose(states, sampling)
         batch.add(rows, last.tolist(), eos)
     return [_example(batch, hidden, row) for row in range(size)]
 
 
-def _prefill(target: PlainTarget, batch: Batch, pads: torch.Tensor, cache: Cache, hidden: torch.Tensor) -> torch.Tensor:
+def _prefill(
+    target: PlainTarget, batch: Batch, pads: torch.Tensor, cache: Cache, hidden: torch.Tensor, sampling: Sampling
+) -> torch.Tensor:
     """Run the prompts, a few at a time; returns the first token of each answer."""
     length, chosen = batch.length, []
-    columns = torch.arange(length, device=target.device)
     tokens = torch.tensor([[0] * (length - len(prompt)) + prompt for prompt in batch.prompts], device=target.device)
     count = max(1, PREFILL_ROWS // length)
     for at in range(0, len(tokens), count):
         part = slice(at, at + count)
-        before = columns[None, None] < pads[part, None, None]
+        # Columns that are padding in all of these rows are left out.
+        first = int(pads[part].min())
+        own, columns = pads[part] - first, torch.arange(length - first, device=target.device)
+        before = columns[None, None] < own[:, None, None]
         later = columns[None] > columns[:, None]
         # A padding row sees itself: a softmax over nothing would be NaN.
-        itself = torch.eye(length, dtype=torch.bool, device=target.device)
+        itself = torch.eye(length - first, dtype=torch.bool, device=target.device)
         mask = _blocked((before | later) & ~itself)[:, None]
-        positions = (columns[None] - pads[part, None]).clamp(min=0)
-        states = target.forward(tokens[part], positions, mask, [(k[part], v[part]) for k, v in cache], 0)
-        hidden[part, :length] = states.to("cpu", torch.float16)
-        chosen.append(target.choose(states[:, -1]))
+        positions = (columns[None] - own[:, None]).clamp(min=0)
+        views = [(keys[part, :, first:], values[part, :, first:]) for keys, values in cache]
+        states = target.forward(tokens[part, first:], positions, mask, views, 0)
+        hidden[part, first:length] = states.to("cpu", torch.float16)
+        chosen.append(target.choose(states[:, -1], sampling))
     return torch.cat(chosen)
 
 
@@ -221,7 +252,10 @@ def plan_batches(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
 @click.command(help=__doc__)
 @click.argument("engine_dir", type=DirectoryPath())
 @click.option("--output", required=True, type=DirectoryPath(), help="Directory for the shards, one per batch.")
-@click.option("--generated-prompts", type=COUNT, required=True, help="Prompts of trtspec's own making to answer.")
+@click.option("--generated-prompts", type=COUNT, help="Answer this many prompts of trtspec's own making.")
+@click.option("--mix", type=click.Choice([*MIXES]), default="short", show_default=True, help="Which prompts to make.")
+@click.option("--articles", type=DirectoryPath(), help="Ask for summaries of the answers stored here instead.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--batch-size", type=COUNT, default=320, show_default=True)
 @click.option("--max-prompt", type=COUNT, default=320, show_default=True, help="Tokens; longer prompts are left out.")
 @click.option("--max-new-tokens", type=COUNT, default=160, show_default=True, help="Tokens of an answer at most.")
@@ -230,24 +264,40 @@ def plan_batches(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
 def main(
     engine_dir: Path,
     output: Path,
-    generated_prompts: int,
+    generated_prompts: int | None,
+    mix: str,
+    articles: Path | None,
+    temperature: float,
     batch_size: int,
     max_prompt: int,
     max_new_tokens: int,
     seed: int,
     device: str,
 ) -> None:
+    if (generated_prompts is None) == (articles is None):
+        raise click.UsageError("give one of --generated-prompts and --articles")
     directory = EngineDir.load(engine_dir)
     tokenizer = Tokenizer(directory.path / TOKENIZER_DIR)
     target = PlainTarget(directory, torch.device(device), max_prompt + max_new_tokens)
-    prompts = [
-        prompt_ids([{"role": "user", "content": prompt.text}], tokenizer)
-        for prompt in generate_prompts(generated_prompts, seed)
-    ]
+    if articles is None:
+        made = generate_prompts(generated_prompts or 0, seed, MIXES[mix])
+    else:
+        made = reading_prompts(_stored_answers(articles, tokenizer), seed)
+    prompts = [prompt_ids([{"role": "user", "content": prompt.text}], tokenizer) for prompt in made]
     batches = plan_batches([prompt for prompt in prompts if len(prompt) <= max_prompt], batch_size)
-    done = begin_collection(output, {"bulk": batches, "max_new_tokens": max_new_tokens})
+    settings = {"bulk": batches, "max_new_tokens": max_new_tokens}
+    if temperature:
+        settings.update(temperature=temperature, seed=seed)
+    done = begin_collection(output, settings)
     for number in tqdm(range(done, len(batches)), initial=done, total=len(batches), disable=None, unit="batch"):
-        write_shard(output, number, answer(target, batches[number], max_new_tokens))
+        generator = torch.Generator(target.device).manual_seed(seed + number)
+        write_shard(output, number, answer(target, batches[number], max_new_tokens, Sampling(temperature, generator)))
+
+
+def _stored_answers(directory: Path, tokenizer: Tokenizer) -> list[str]:
+    """The answers of a collection that are long enough to be read."""
+    answers = [example.tokens[example.prompt_length :] for example in TrainingData(shard_files(directory)).examples]
+    return [tokenizer.decode(answer.tolist()) for answer in answers if len(answer) >= SHORTEST_ARTICLE]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import click
 import torch
 from tqdm import tqdm
 
+from trtspec.checkpoint.target import TargetConfig
 from trtspec.cli.main import main as run_command
 from trtspec.cli.options import DirectoryPath
 from trtspec.cli.run import read_prompts
@@ -25,8 +26,10 @@ from trtspec.errors import ConfigError
 from trtspec.session import Session
 from trtspec.staging import check_output
 from trtspec.train.collect import collect_answers, collect_texts
-from trtspec.train.export import export_head
+from trtspec.train.copying import blended, with_copying
+from trtspec.train.export import export_head, load_head
 from trtspec.train.fit import TrainConfig, Trainer
+from trtspec.train.head import EagleHead
 from trtspec.train.prompts import generate_prompts
 from trtspec.train.store import TrainingData, shard_files
 from trtspec.train.tables import head_sizes, target_tables, token_ranking
@@ -79,7 +82,9 @@ def collect(
 
 @main.command()
 @click.argument("engine_dir", type=DirectoryPath())
-@click.option("--data", required=True, type=DirectoryPath(), help="The shards that `collect` wrote.")
+@click.option(
+    "--data", required=True, multiple=True, type=DirectoryPath(), help="Shards that `collect` wrote; can be repeated."
+)
 @click.option("--run", "run_directory", required=True, type=DirectoryPath(), help="Checkpoint and log.")
 @click.option("--output", required=True, type=DirectoryPath(), help="The head's directory.")
 @click.option("--epochs", type=COUNT, default=DEFAULTS.epochs, show_default=True, help="Times that all data is seen.")
@@ -87,7 +92,31 @@ def collect(
     "--loss-vocab", type=COUNT, default=8192, show_default=True, help="Most frequent tokens that the loss looks at."
 )
 @click.option("--intermediate-size", type=COUNT, help="Width of the head's MLP.  [default: the target's]")
-@click.option("--rope-theta", default=10000.0, show_default=True, help="Base of the head's rotary embedding.")
+@click.option(
+    "--rope-theta", type=float, help="Base of the head's rotary embedding.  [default: that of --start-from, or 10000]"
+)
+@click.option("--start-from", type=DirectoryPath(), help="A head to go on from, in place of one that knows nothing.")
+@click.option(
+    "--copy-groups",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="KV heads to add to --start-from, which are taught to copy from the text before.",
+)
+@click.option(
+    "--blend",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="How far to move from --start-from to the trained head; less forgets less.",
+)
+@click.option("--learning-rate-scale", default=1.0, show_default=True, help="Less than 1 to go on from a good head.")
+@click.option(
+    "--held-out", type=COUNT, default=DEFAULTS.held_out, show_default=True, help="Sequences kept for measuring."
+)
+@click.option(
+    "--read-prompts", "read_from", type=COUNT, help="Learn from prompts of at least this many tokens as from answers."
+)
 @click.option(
     "--unrolled", type=COUNT, default=DEFAULTS.unrolled, show_default=True, help="Draft steps that are trained."
 )
@@ -96,13 +125,19 @@ def collect(
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 def train(
     engine_dir: Path,
-    data: Path,
+    data: tuple[Path, ...],
     run_directory: Path,
     output: Path,
     epochs: int,
     loss_vocab: int,
     intermediate_size: int | None,
-    rope_theta: float,
+    rope_theta: float | None,
+    start_from: Path | None,
+    copy_groups: int,
+    blend: float,
+    learning_rate_scale: float,
+    held_out: int,
+    read_from: int | None,
     unrolled: int,
     seed: int,
     precision: str,
@@ -113,11 +148,32 @@ def train(
     if output.resolve() == run_directory.resolve() or run_directory.resolve() in output.resolve().parents:
         raise ConfigError(f"--output {output} lies in --run {run_directory}; choose another directory")
     target = EngineDir.load(engine_dir)
-    config = dataclasses.replace(DEFAULTS, epochs=epochs, unrolled=unrolled, seed=seed, precision=precision)
-    examples = TrainingData(shard_files(data))
-    tables = target_tables(target, examples, loss_vocab, _device(device))
-    sizes = head_sizes(target, intermediate_size, rope_theta)
-    trainer = Trainer(sizes, config, examples, tables, run_directory)
+    config = dataclasses.replace(
+        DEFAULTS,
+        epochs=epochs,
+        unrolled=unrolled,
+        seed=seed,
+        precision=precision,
+        held_out=held_out,
+        read_prompts=read_from,
+        learning_rate=DEFAULTS.learning_rate * learning_rate_scale,
+        matrix_learning_rate=DEFAULTS.matrix_learning_rate * learning_rate_scale,
+    )
+    examples = TrainingData([file for directory in data for file in shard_files(directory)])
+    given: EagleHead | None = None
+    earlier: tuple[int, ...] = ()
+    if start_from is not None:
+        if intermediate_size:
+            raise click.UsageError("--intermediate-size is that of --start-from; leave it out")
+        given, earlier = load_head(start_from, TargetConfig.from_json(target.target.config), rope_theta)
+    elif copy_groups or blend < 1:
+        raise click.UsageError("--copy-groups and --blend need a head to --start-from")
+    tables = target_tables(target, examples, loss_vocab, _device(device), earlier)
+    start = given
+    if given is not None and copy_groups:
+        start = with_copying(given, copy_groups, examples, tables.embedding, seed)
+    sizes = head_sizes(target, intermediate_size, rope_theta or 10000.0) if start is None else start.sizes
+    trainer = Trainer(sizes, config, examples, tables, run_directory, start)
     with tqdm(total=trainer.total_passes, initial=trainer.done, disable=None, unit="pass") as bar:
 
         def show(done: int, total: int, loss: float) -> None:
@@ -125,8 +181,10 @@ def train(
             _advance(bar, done, total)
 
         trainer.run(show)
+    if given is not None and blend < 1:
+        trainer.head = blended(given, trainer.head, blend)
     vocab_size, positions = target.target.config["vocab_size"], target.target.config["max_position_embeddings"]
-    ranking = token_ranking(examples, target)
+    ranking = token_ranking(examples, target, earlier)
     export_head(trainer.head, output, vocab_size=vocab_size, max_positions=positions, ranking=ranking)
     accepted = trainer.acceptance()
     click.echo(f"{output}: held-out acceptance by position {', '.join(f'{value:.3f}' for value in accepted)}")

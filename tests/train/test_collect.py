@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from graph.head_oracle import HeadOracle
+from safetensors.torch import load_file, save_file
 from train import toy_data
 
 import trtspec
@@ -16,7 +18,7 @@ from trtspec.checkpoint.draft_head.token_ids import read_ranking
 from trtspec.checkpoint.target import TargetConfig
 from trtspec.errors import CheckpointError, ConfigError, PromptError, UserError
 from trtspec.train import collect
-from trtspec.train.export import export_head
+from trtspec.train.export import export_head, load_head
 from trtspec.train.fit import TrainConfig, Trainer
 from trtspec.train.head import EagleHead, causal_mask, rotary_tables
 from trtspec.train.store import TrainingData, shard_files
@@ -31,7 +33,7 @@ def test_answers_are_the_targets_and_so_are_the_hidden_states(tiny_dir: Path, tm
         data = TrainingData(shard_files(tmp_path))
         plain = trtspec.SpeculationConfig(method="none")
         completions = session.generate(PROMPTS, trtspec.SamplingParams(9), plain)
-        for prompt, completion, example in zip(PROMPTS, completions, data._examples, strict=True):
+        for prompt, completion, example in zip(PROMPTS, completions, data.examples, strict=True):
             ids = [*session.encode(prompt), *completion.token_ids]
             assert example.tokens.tolist() == ids[:-1]
             assert example.prompt_length == completion.prompt_tokens
@@ -57,7 +59,7 @@ def test_a_collection_goes_on_where_it_stopped(tiny_dir: Path, tmp_path: Path, m
         with pytest.raises(ConfigError, match="other prompts or settings"):
             collect.collect_answers(session, PROMPTS[:2], tmp_path / "parts", max_new_tokens=5)
     assert seen == [(3, 3)]
-    whole, parts = (TrainingData(shard_files(tmp_path / name))._examples for name in ("whole", "parts"))
+    whole, parts = (TrainingData(shard_files(tmp_path / name)).examples for name in ("whole", "parts"))
     assert [example.tokens.tolist() for example in whole] == [example.tokens.tolist() for example in parts]
 
 
@@ -68,7 +70,7 @@ def test_given_texts_are_taken_as_they_are(tiny_dir: Path, tmp_path: Path) -> No
     file.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
     with trtspec.Session.open(tiny_dir) as session:
         collect.collect_texts(session, file, tmp_path / "data")
-        first, second = TrainingData(shard_files(tmp_path / "data"))._examples
+        first, second = TrainingData(shard_files(tmp_path / "data")).examples
         assert first.prompt_length == len(session.encode(messages[:1]))
         # The end-of-sequence token comes last, and the last token is left out.
         expected = [*session.encode("one two"), *session.tokenizer.encode(" three four", add_special_tokens=False)]
@@ -123,6 +125,44 @@ def test_an_exported_head_is_read_and_computes_the_same(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0], expected.feedback.float(), rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="not empty"):
         export_head(head, tmp_path / "head", vocab_size=toy_data.VOCAB, max_positions=64)
+    loaded, ranking = load_head(tmp_path / "head", target, rope_theta=5e5)
+    assert ranking == (5, 3, 39)
+    assert loaded.sizes == dataclasses.replace(head.sizes, rope_theta=5e5)
+    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in head.state_dict().items())
+    assert load_head(tmp_path / "head", target)[0].sizes == head.sizes
+
+
+def test_a_head_of_another_kind_is_no_start(tiny_dir: Path, tmp_path: Path) -> None:
+    target = TargetConfig.from_json(trtspec.EngineDir.load(tiny_dir).target.config)
+    sizes = head_sizes(trtspec.EngineDir.load(tiny_dir), None, 10000.0)
+    export_head(EagleHead(sizes), tmp_path / "head", vocab_size=target.vocab_size, max_positions=64)
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    rows = {kind: len(tensors[f"layers.0.self_attn.{kind}_proj.weight"]) for kind in "qkv"}
+    biases = {f"layers.0.self_attn.{kind}_proj.bias": torch.ones(size) for kind, size in rows.items()}
+    save_file({**tensors, **biases}, tmp_path / "head" / "model.safetensors")
+    with pytest.raises(ConfigError, match="no EAGLE-1 head of one plain Llama layer"):
+        load_head(tmp_path / "head", target)
+    narrow = dataclasses.replace(sizes, hidden_size=sizes.hidden_size // 2)
+    export_head(EagleHead(narrow), tmp_path / "narrow", vocab_size=target.vocab_size, max_positions=64)
+    with pytest.raises(CheckpointError):
+        load_head(tmp_path / "narrow", target)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_head(tmp_path / "nothing", target)
+
+
+def test_rankings_of_earlier_data_count(tiny_dir: Path, tmp_path: Path) -> None:
+    with trtspec.Session.open(tiny_dir) as session:
+        collect.collect_answers(session, PROMPTS, tmp_path, max_new_tokens=9)
+    target, data = trtspec.EngineDir.load(tiny_dir), TrainingData(shard_files(tmp_path))
+    own = token_ranking(data, target)
+    unused = [token for token in range(100) if token not in own][:4]
+    merged = token_ranking(data, target, unused)
+    assert set(merged) == {*own, *unused}
+    # Places 0 to 3 of the earlier list; 0, 3, 6, ... of this one; and the lower id where two are at one place.
+    assert set(merged[:2]) == {own[0], unused[0]}
+    assert merged[2:4] == unused[1:3]
+    tables = target_tables(target, data, 5, torch.device("cpu"), unused)
+    assert sorted(merged[:5]) == tables.token_ids.tolist()
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1, -1]", "[40]", "[1, 1]", "[true]", '["1"]'])

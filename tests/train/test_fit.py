@@ -103,6 +103,32 @@ def test_other_settings_do_not_resume(tmp_path: Path) -> None:
         Trainer(toy_data.SIZES, CONFIG, data, other, tmp_path / "run")
 
 
+def test_a_run_starts_from_a_head_and_resumes_only_with_it(tmp_path: Path) -> None:
+    data, tables = toy_data.data(tmp_path / "data"), toy_data.tables()
+    torch.manual_seed(5)
+    start, other = EagleHead(toy_data.SIZES), EagleHead(toy_data.SIZES)
+    trainer = Trainer(toy_data.SIZES, CONFIG, data, tables, tmp_path / "run", start)
+    assert all(torch.equal(trainer.head.state_dict()[name], value) for name, value in start.state_dict().items())
+    trainer.run()
+    assert not torch.equal(trainer.head.fc.weight, start.fc.weight)
+    assert Trainer(toy_data.SIZES, CONFIG, data, tables, tmp_path / "run", start).done == trainer.done
+    for wrong in (other, None):
+        with pytest.raises(ConfigError, match="holds a run with other settings"):
+            Trainer(toy_data.SIZES, CONFIG, data, tables, tmp_path / "run", wrong)
+
+
+def test_prompts_that_are_read_are_learned_from(tmp_path: Path) -> None:
+    data, tables = toy_data.data(tmp_path / "data"), toy_data.tables()
+    config = dataclasses.replace(CONFIG, read_prompts=3)
+    trainer = Trainer(toy_data.SIZES, config, data, tables, tmp_path / "run")
+    seen: list[int] = []
+    trainer._pass = lambda batch: seen.append(int(batch.answer.sum())) or 0.0  # type: ignore[method-assign, func-returns-value]
+    trainer.run()
+    examples = trainer.training.examples
+    whole = [len(e.tokens) if e.prompt_length >= 3 else len(e.tokens) - e.prompt_length + 1 for e in examples]
+    assert sum(seen) == CONFIG.epochs * sum(whole)
+
+
 def test_every_epoch_is_logged_with_loss_and_acceptance(tmp_path: Path) -> None:
     trainer = Trainer(toy_data.SIZES, CONFIG, toy_data.data(tmp_path / "data"), toy_data.tables(), tmp_path / "run")
     trainer.run()

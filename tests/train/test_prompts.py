@@ -12,7 +12,7 @@ import pytest
 from trtspec.errors import ConfigError
 from trtspec.train.functions import load_ideas, third_person
 from trtspec.train.grammar import DATA, SLOT, Writer, load_sections
-from trtspec.train.prompts import MAX_PROMPTS, SHARES, TrainingPrompt, generate_prompts
+from trtspec.train.prompts import MAX_PROMPTS, MIXES, SHARES, TrainingPrompt, generate_prompts, reading_prompts
 
 COUNT = 20_000
 
@@ -45,6 +45,7 @@ def test_category_mix(prompts: list[TrainingPrompt]) -> None:
 
 
 def test_nothing_left_to_fill_in(prompts: list[TrainingPrompt]) -> None:
+    prompts = [*prompts, *generate_prompts(500, 1, MIXES["report"]), *generate_prompts(500, 1, MIXES["long"])]
     marks = re.compile(r"@@|\^(?:a|cap|ing|money)\b|\((?:[a-z ]*\|)+[a-z ]*\)|\\[nse]\b|@(?:call|does|in|out)\b")
     for prompt in prompts:
         assert not SLOT.search(prompt.text), prompt.text
@@ -61,6 +62,26 @@ def test_lengths(prompts: list[TrainingPrompt]) -> None:
     articles = [len(prompt.text.split()) for prompt in prompts if prompt.category == "summarize"]
     assert min(articles) >= 120
     assert max(articles) <= 370
+
+
+def test_long_articles() -> None:
+    prompts = generate_prompts(600, 3, MIXES["long"])
+    lengths = [len(prompt.text.split()) for prompt in prompts]
+    assert min(lengths) >= 150
+    assert max(lengths) <= 850
+    assert sum(length >= 300 for length in lengths) > 300
+    names = {name for prompt in prompts for name in re.findall(r"\b[A-Z][a-z]{3,}\b", prompt.text)}
+    assert len(names) > 2000
+    assert len({prompt.text for prompt in [*prompts, *generate_prompts(600, 3, MIXES["report"])]}) == 1200
+
+
+def test_reading_prompts_hold_their_texts() -> None:
+    texts = [f"A text about {number} (things|people) and {{braces}}." for number in range(40)]
+    prompts = reading_prompts(texts, 5)
+    assert prompts == reading_prompts(texts, 5)
+    assert all(
+        text in prompt.text and len(prompt.text) > len(text) for text, prompt in zip(texts, prompts, strict=True)
+    )
 
 
 @pytest.mark.parametrize("count", [-1, MAX_PROMPTS + 1, 2.5, True])
@@ -92,6 +113,8 @@ def test_every_template_is_reached(prompts: list[TrainingPrompt], monkeypatch: p
 
     monkeypatch.setattr(Writer, "draw", recording)
     assert generate_prompts(COUNT) == prompts
+    for mix in ("report", "long"):
+        generate_prompts(4000, 0, MIXES[mix])
     reachable = {section for section, _ in drawn}
     sections = load_sections()
     missed = [(name, item) for name in reachable for item in sections[name] if (name, item) not in drawn]

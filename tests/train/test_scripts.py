@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 import torch
 
@@ -53,6 +54,15 @@ def test_collect_and_train(tiny_dir: Path, tmp_path: Path) -> None:
     head = open_draft_head(tmp_path / "head", target)
     assert (head.config.kind, head.warnings) == ("eagle", ())
     assert head.ranking
+    more = ("--start-from", tmp_path / "head", "--copy-groups", 1, "--rope-theta", 1e6, "--learning-rate-scale", 0.3)
+    further = run(
+        "train_eagle.py", "train", tiny_dir, "--data", tmp_path / "data", "--run", tmp_path / "more", "--epochs", 1,
+        "--loss-vocab", 64, "--read-prompts", 1, "--held-out", 8, "--blend", 0.5, *more,
+        "--output", tmp_path / "further",
+    )  # fmt: skip
+    assert further.returncode == 0, further.stderr
+    wider = open_draft_head(tmp_path / "further", target).config
+    assert (wider.num_kv_heads, wider.rope.theta) == (head.config.num_kv_heads + 1, 1e6)
     again = run("train_eagle.py", "train", tiny_dir, *training, "--output", tmp_path / "head")
     assert again.returncode == 2
     assert again.stderr.startswith("error: --output")
@@ -64,6 +74,10 @@ def test_misuse_is_one_line(tiny_dir: Path, tmp_path: Path) -> None:
         (
             ("train", tiny_dir, "--data", tmp_path, "--run", tmp_path / "r", "--output", tmp_path / "h"),
             "no training data",
+        ),
+        (
+            ("train", tiny_dir, "--data", tmp_path, "--run", tmp_path / "r", "--output", tmp_path / "h", "--epochs", 0),
+            "--epochs",
         ),
         (
             ("train", tmp_path, "--data", tmp_path, "--run", tmp_path / "r", "--output", tmp_path / "h"),
@@ -96,6 +110,31 @@ def test_bulk_answers_are_the_targets(tiny_dir: Path, tmp_path: Path) -> None:
             for at in range(len(prompt), len(tokens)):
                 logits = session.next_logits(tokens[:at])
                 assert logits.max() - logits[tokens[at]] < 0.05 * logits.std()
+
+
+def test_bulk_answers_are_drawn_by_a_seed(tiny_dir: Path) -> None:
+    bulk = load("bulk_answers")
+    target = bulk.PlainTarget(trtspec.EngineDir.load(tiny_dir), torch.device("cpu"), 256)
+    answers = []
+    for seed, temperature in ((1, 1.0), (1, 1.0), (2, 1.0), (2, 1e-4), (0, 0.0)):
+        sampling = bulk.Sampling(temperature, torch.Generator().manual_seed(seed))
+        examples = bulk.answer(target, [[5, 6, 7], [8, 9]], 12, sampling)
+        answers.append([example.tokens.tolist() for example in examples])
+    assert answers[0] == answers[1] != answers[2]
+    assert answers[2] != answers[3] == answers[4]
+
+
+def test_bulk_answers_are_read_as_articles(tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bulk = load("bulk_answers")
+    monkeypatch.setattr(bulk, "SHORTEST_ARTICLE", 4)
+    base = [str(tiny_dir), "--max-new-tokens", "8", "--max-prompt", "500"]
+    written = ["--mix", "report", "--generated-prompts", "3", "--temperature", "1", "--output", str(tmp_path / "a")]
+    bulk.main(base + written, standalone_mode=False)
+    bulk.main([*base, "--articles", str(tmp_path / "a"), "--output", str(tmp_path / "b")], standalone_mode=False)
+    articles, readings = (TrainingData(shard_files(tmp_path / name)).examples for name in "ab")
+    assert len(readings) == sum(len(e.tokens) - e.prompt_length >= 4 for e in articles)
+    with pytest.raises(click.UsageError, match="give one of"):
+        bulk.main([str(tiny_dir), "--output", str(tmp_path / "c")], standalone_mode=False)
 
 
 def test_bulk_answers_writes_a_shard_per_batch_and_goes_on(tiny_dir: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_shards_give_back_what_was_written(tmp_path: Path) -> None:
     data = TrainingData(shard_files(tmp_path))
     assert len(data) == 3
     assert data.num_tokens == 18
-    for found, expected in zip(data._examples, [*examples, examples[0]], strict=True):
+    for found, expected in zip(data.examples, [*examples, examples[0]], strict=True):
         assert torch.equal(found.tokens, expected.tokens)
         assert torch.equal(found.hidden, expected.hidden)
         assert found.prompt_length == expected.prompt_length
@@ -41,7 +41,7 @@ def test_an_epoch_holds_every_sequence_once_and_the_seed_decides_the_order(tmp_p
                 found.append(tuple(row[:size].tolist()))
         return found
 
-    assert sorted(stripped(0)) == sorted(tuple(example.tokens.tolist()) for example in data._examples)
+    assert sorted(stripped(0)) == sorted(tuple(example.tokens.tolist()) for example in data.examples)
     assert rows(0) == rows(0)
     batches = [batch.tokens.tolist() for batch in data.batches(40, 0)]
     assert len(batches) == data.num_batches(40, 0)
@@ -57,6 +57,14 @@ def test_batches_mark_the_hidden_states_from_which_the_answer_was_chosen(tmp_pat
     }
     assert by_length[6].tolist() == [False, False, False, True, True, True]
     assert by_length[3].tolist() == [True, True, True, False, False, False]
+
+
+def test_long_prompts_may_count_as_answers(tmp_path: Path) -> None:
+    write_shard(tmp_path, 0, [toy_data.example(6, 4, 1), toy_data.example(6, 3, 2)])
+    data = TrainingData(shard_files(tmp_path))
+    for read_prompts, marked in ((5, {3, 4}), (4, {4, 6}), (1, {6})):
+        (batch,) = data.batches(100, 0, read_prompts=read_prompts)
+        assert set(batch.answer.sum(1).tolist()) == marked
 
 
 @settings(deadline=None)
@@ -76,7 +84,7 @@ def test_split_is_disjoint_and_complete(tmp_path: Path) -> None:
     assert (len(training), len(held_out)) == (19, 5)
     assert training.num_tokens + held_out.num_tokens == data.num_tokens
     again, _ = data.split(5, seed=3)
-    assert [e.tokens.tolist() for e in again._examples] == [e.tokens.tolist() for e in training._examples]
+    assert [e.tokens.tolist() for e in again.examples] == [e.tokens.tolist() for e in training.examples]
     with pytest.raises(ConfigError, match="24 held-out sequences of 24"):
         data.split(24, seed=0)
 

@@ -52,6 +52,8 @@ class TrainConfig:
     weight_decay: float = 0.01
     warmup: float = 0.03
     """Part of the steps in which the rates rise; afterwards they fall to zero along a cosine."""
+    read_prompts: int | None = None
+    """Prompts of at least so many tokens are learned from like answers."""
     held_out: int = 128
     """Sequences kept for measuring acceptance."""
     seed: int = 0
@@ -74,9 +76,18 @@ class Trainer:
     """A training run in a directory, which a later Trainer with the same settings goes on with."""
 
     def __init__(
-        self, sizes: HeadSizes, config: TrainConfig, data: TrainingData, tables: TargetTables, directory: Path
+        self,
+        sizes: HeadSizes,
+        config: TrainConfig,
+        data: TrainingData,
+        tables: TargetTables,
+        directory: Path,
+        start: EagleHead | None = None,
     ) -> None:
         """Start, or resume from the directory's checkpoint.
+
+        Args:
+            start: a head of these sizes to go on from; by default, one that hands hidden states through.
 
         Raises:
             ConfigError: the directory holds a run with other settings.
@@ -90,6 +101,9 @@ class Trainer:
         self._lm_head = self._rows.to(self._dtype)
         torch.manual_seed(config.seed)
         self.head = EagleHead(sizes).to(self.device)
+        if start is not None:
+            self.head.load_state_dict(start.state_dict())
+        self._start = "" if start is None else weights_digest(start)
         matrices = [p for p in self.head.parameters() if p.ndim == 2]
         others = [p for p in self.head.parameters() if p.ndim != 2]
         self._optimizers = [
@@ -119,7 +133,8 @@ class Trainer:
         for epoch in range(bisect.bisect_right(self._epoch_ends, self.done), self.config.epochs):
             begun, end = (self._epoch_ends[epoch - 1] if epoch else 0), self._epoch_ends[epoch]
             losses = []
-            for batch in self.training.batches(self.config.rows_per_pass, self._seed_of(epoch), self.done - begun):
+            rows, seed, prompts = self.config.rows_per_pass, self._seed_of(epoch), self.config.read_prompts
+            for batch in self.training.batches(rows, seed, self.done - begun, prompts):
                 losses.append(self._pass(batch))
                 self.done += 1
                 stepped = (self.done - begun) % self.passes_per_step == 0 or self.done == end
@@ -260,5 +275,14 @@ class Trainer:
             "sizes": asdict(self.head.sizes),
             "sequences": len(self.training),
             "tokens": self.training.num_tokens,
+            "start": self._start,
             "loss_vocab": hashlib.sha256(self.tables.token_ids.cpu().numpy().tobytes()).hexdigest(),
         }
+
+
+def weights_digest(head: EagleHead) -> str:
+    """A hash of a head's weights."""
+    digest = hashlib.sha256()
+    for value in head.state_dict().values():
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -128,9 +128,9 @@ class _Attention(nn.Module):
         self, x: torch.Tensor, rotary: KeysValues, earlier: list[KeysValues], mask: torch.Tensor
     ) -> tuple[torch.Tensor, KeysValues]:
         sizes = self.sizes
-        queries = _rotate(self._heads(self.q_proj(x), sizes.num_heads), rotary)
+        queries = rotated(self._heads(self.q_proj(x), sizes.num_heads), rotary)
         repeats = sizes.num_heads // sizes.num_kv_heads
-        keys = _rotate(self._heads(self.k_proj(x), sizes.num_kv_heads), rotary).repeat_interleave(repeats, dim=1)
+        keys = rotated(self._heads(self.k_proj(x), sizes.num_kv_heads), rotary).repeat_interleave(repeats, dim=1)
         values = self._heads(self.v_proj(x), sizes.num_kv_heads).repeat_interleave(repeats, dim=1)
         steps = [*earlier, (keys, values)]
         mixed = _attend(queries, steps, mask, sizes.head_dim**-0.5)
@@ -170,7 +170,8 @@ def _attend(queries: torch.Tensor, steps: list[KeysValues], mask: torch.Tensor, 
     return mixed
 
 
-def _rotate(x: torch.Tensor, rotary: KeysValues) -> torch.Tensor:
+def rotated(x: torch.Tensor, rotary: KeysValues) -> torch.Tensor:
+    """Queries or keys `[..., length, head_dim]` turned by their positions' cos and sin."""
     cos, sin = rotary[0].to(x.dtype), rotary[1].to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from trtspec.errors import ConfigError
@@ -26,10 +28,13 @@ SHARES = {
 }
 """The categories and their shares, in percent; a category's name is its section in the data files."""
 
+MIXES: dict[str, dict[str, int]] = {"short": SHARES, "report": {"report": 100}, "long": {"long": 100}}
+"""Mixes by name: the above; requests to write long articles; and requests to read some, of 300 to 1,000 tokens."""
+
 MAX_PROMPTS = 50_000
 """The longest list; past it, a small category would repeat itself with other openings only."""
 
-_PROSE = {"general", "explain", "instruct", "maths", "summarize", "creative"}
+_PROSE = {"general", "explain", "instruct", "maths", "summarize", "creative", "report", "long"}
 _TRIES = 200
 
 
@@ -41,8 +46,8 @@ class TrainingPrompt:
     text: str
 
 
-def generate_prompts(count: int, seed: int = 0) -> list[TrainingPrompt]:
-    """`count` distinct prompts, the same ones each time for a seed."""
+def generate_prompts(count: int, seed: int = 0, shares: Mapping[str, int] = SHARES) -> list[TrainingPrompt]:
+    """`count` distinct prompts, the same ones each time for a seed and shares."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_PROMPTS:
         raise ConfigError(f"the number of prompts is {count!r}; give an integer from 0 to {MAX_PROMPTS}")
     rng = random.Random(seed)
@@ -53,11 +58,21 @@ def generate_prompts(count: int, seed: int = 0) -> list[TrainingPrompt]:
     pack: list[str] = []
     while len(prompts) < count:
         if not pack:
-            pack = [name for name, share in SHARES.items() for _ in range(share)]
+            pack = [name for name, share in shares.items() for _ in range(share)]
             rng.shuffle(pack)
         category = pack.pop()
         prompts.append(TrainingPrompt(category, _unseen(writer, category, seen)))
     return prompts
+
+
+def reading_prompts(texts: Seq[str], seed: int = 0) -> list[TrainingPrompt]:
+    """A request to summarise, or to say what stands in it, for each of some given texts."""
+    writer = Writer(load_sections(), random.Random(seed))
+    forms = ["{lg.ask}\n\n@text", "{lg.ask} @text", "@text\n\n{sum.after}"]
+    return [
+        TrainingPrompt("reading", writer.fill(forms[number % len(forms)]).replace("@text", text.strip()))
+        for number, text in enumerate(texts)
+    ]
 
 
 def _unseen(writer: Writer, category: str, seen: set[str]) -> str:

@@ -44,7 +44,8 @@ class Batch:
     hidden: torch.Tensor
     """float16 `[batch, length, hidden]`"""
     answer: torch.Tensor
-    """bool `[batch, length]`: hidden states from which the target chose a token of its answer."""
+    """bool `[batch, length]`: hidden states from which the target chose a token of its answer, or those of a whole
+    sequence whose prompt counts as an answer too."""
 
 
 def begin_collection(directory: Path, settings: Mapping[str, Any]) -> int:
@@ -105,40 +106,40 @@ class TrainingData:
         """
         if not files:
             raise ConfigError("there is no training data; collect some first: train_eagle.py collect")
-        self._examples: list[Example] = []
+        self.examples: list[Example] = []
         for file in files:
-            self._examples += _read_shard(file)
-        sizes = {example.hidden.shape[1] for example in self._examples}
+            self.examples += _read_shard(file)
+        sizes = {example.hidden.shape[1] for example in self.examples}
         if len(sizes) != 1:
             raise ConfigError(f"the training data mixes hidden sizes {sorted(sizes)}; collect it with one target")
         self.hidden_size: int = sizes.pop()
 
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self.examples)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all sequences, prompts included."""
-        return sum(len(example.tokens) for example in self._examples)
+        return sum(len(example.tokens) for example in self.examples)
 
     def split(self, held_out: int, seed: int) -> tuple[TrainingData, TrainingData]:
         """Two disjoint parts: for training, and `held_out` sequences drawn by the seed."""
-        if not 0 < held_out < len(self._examples):
-            raise ConfigError(f"{held_out} held-out sequences of {len(self._examples)}; collect more")
-        order = list(range(len(self._examples)))
+        if not 0 < held_out < len(self.examples):
+            raise ConfigError(f"{held_out} held-out sequences of {len(self.examples)}; collect more")
+        order = list(range(len(self.examples)))
         random.Random(seed).shuffle(order)
         return self._part(order[held_out:]), self._part(order[:held_out])
 
     def _part(self, indices: list[int]) -> TrainingData:
         part = object.__new__(TrainingData)
-        part._examples = [self._examples[index] for index in sorted(indices)]
+        part.examples = [self.examples[index] for index in sorted(indices)]
         part.hidden_size = self.hidden_size
         return part
 
     def token_counts(self, vocab_size: int) -> torch.Tensor:
         """How often each token occurs in the answers, int64 `[vocab]`."""
         counts = torch.zeros(vocab_size, dtype=torch.int64)
-        for example in self._examples:
+        for example in self.examples:
             answer = example.tokens[example.prompt_length :].long()
             if len(answer) and int(answer.max()) >= vocab_size:
                 raise ConfigError(f"the training data holds token {int(answer.max())}, the target has {vocab_size}")
@@ -147,17 +148,19 @@ class TrainingData:
 
     def feature_scale(self, samples: int = 200) -> float:
         """Root mean square of the hidden states' values, over the first sequences."""
-        rows = torch.cat([example.hidden for example in self._examples[:samples]]).float()
+        rows = torch.cat([example.hidden for example in self.examples[:samples]]).float()
         return float(rows.square().mean().sqrt())
 
-    def batches(self, rows: int, seed: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, rows: int, seed: int, start: int = 0, read_prompts: int | None = None) -> Iterator[Batch]:
         """Every sequence once, in an order that the seed decides, in batches of at most `rows` padded rows.
 
         Args:
             start: batches to leave out at the beginning.
+            read_prompts: prompts of at least so many tokens count as answers: what the target expects at each place of
+                a given text teaches as much as what it writes itself.
         """
         for group in self._groups(rows, seed)[start:]:
-            yield _pad([self._examples[index] for index in group])
+            yield _pad([self.examples[index] for index in group], read_prompts)
 
     def num_batches(self, rows: int, seed: int) -> int:
         """How many batches there are for a seed: lengths meet differently in each order."""
@@ -166,12 +169,12 @@ class TrainingData:
     def _groups(self, rows: int, seed: int) -> list[list[int]]:
         """The sequences of each batch."""
         rng = random.Random(seed)
-        order = list(range(len(self._examples)))
+        order = list(range(len(self.examples)))
         rng.shuffle(order)
         groups: list[list[int]] = []
         for at in range(0, len(order), _SORTED_TOGETHER):
-            window = sorted(order[at : at + _SORTED_TOGETHER], key=lambda index: len(self._examples[index].tokens))
-            groups += _cut(window, [len(self._examples[index].tokens) for index in window], rows)
+            window = sorted(order[at : at + _SORTED_TOGETHER], key=lambda index: len(self.examples[index].tokens))
+            groups += _cut(window, [len(self.examples[index].tokens) for index in window], rows)
         rng.shuffle(groups)
         return groups
 
@@ -186,7 +189,7 @@ def _cut(indices: list[int], lengths: list[int], rows: int) -> list[list[int]]:
     return groups
 
 
-def _pad(examples: list[Example]) -> Batch:
+def _pad(examples: list[Example], read_prompts: int | None = None) -> Batch:
     length = max(len(example.tokens) for example in examples)
     tokens = torch.zeros(len(examples), length, dtype=torch.int64)
     hidden = torch.zeros(len(examples), length, examples[0].hidden.shape[1], dtype=torch.float16)
@@ -195,7 +198,8 @@ def _pad(examples: list[Example]) -> Batch:
         size = len(example.tokens)
         tokens[row, :size] = example.tokens
         hidden[row, :size] = example.hidden
-        answer[row, max(example.prompt_length - 1, 0) : size] = True
+        read = read_prompts is not None and example.prompt_length >= read_prompts
+        answer[row, 0 if read else max(example.prompt_length - 1, 0) : size] = True
     return Batch(tokens, hidden, answer)
 
 
