@@ -29,7 +29,9 @@ CASES: list[tuple[dict[str, Any], set[str]]] = [
     ),
     ({"merge": "auto", "eagle_topk": 4}, {*BOTH, *TREE, "ngram_min", "ngram_max", "ngram_occurrence"}),
 ]
-every_case = pytest.mark.parametrize(("fields", "acting"), CASES, ids=lambda value: str(value)[:40])
+every_case = pytest.mark.parametrize(
+    ("fields", "acting"), CASES, ids=lambda value: str(value if isinstance(value, dict) else sorted(value))[:40]
+)
 
 
 def made(fields: dict[str, Any]) -> SpeculationConfig:
