@@ -10,9 +10,11 @@ tritonserver; see its --help. Linux on x86_64, Python 3.10 to 3.12.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import site
 import subprocess
 import sys
@@ -153,8 +155,36 @@ def main(
         *(f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"),
         *flags,
     ]
-    sys.stdout.flush()
-    os.execve(command[0], command, files.environment())
+    _supervise(command, files.environment())
+
+
+def _supervise(command: list[str], environment: dict[str, str]) -> None:
+    """Run the server until it ends or this process is told to end; no process of a model outlives it.
+
+    A server that is stopped with requests under way may leave them behind.
+
+    Raises:
+        EngineError: the server ended by itself.
+    """
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    stopped = False
+    try:
+        while (code := _wait(process)) is None:
+            stopped = True
+            process.send_signal(signal.SIGTERM)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if code and not stopped:
+        raise EngineError(f"tritonserver ended with code {code}; what it printed says why")
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code, or None where SIGTERM or Ctrl-C came first."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        return None
 
 
 if __name__ == "__main__":

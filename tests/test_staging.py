@@ -372,3 +372,19 @@ def test_concurrent_processes(place: Path) -> None:
     assert names(place) == ["out"]
     assert len(names(output)) == 50
     assert {(output / name).read_text() for name in names(output)} == {str(winners[0])}
+
+
+def test_force_replaces_only_what_is_of_the_kind(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    weights = engine / "weights"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").touch()
+    with pytest.raises(UserError, match="lies in the engine directory"):
+        check_output(weights, force=True, source=engine, what="engine directory", marker="config.pbtxt")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").touch()
+    with pytest.raises(UserError, match=r"holds no config\.pbtxt"):
+        check_output(precious, force=True, source=engine, marker="config.pbtxt")
+    (precious / "config.pbtxt").touch()
+    check_output(precious, force=True, source=engine, marker="config.pbtxt")

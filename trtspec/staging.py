@@ -47,15 +47,24 @@ def staged_directory(output: Path, *, force: bool, option: str = "--output") -> 
 
 
 def check_output(
-    output: Path, *, force: bool, source: Path | None = None, what: str = "target", option: str = "--output"
+    output: Path,
+    *,
+    force: bool,
+    source: Path | None = None,
+    what: str = "target",
+    option: str = "--output",
+    marker: str | None = None,
 ) -> None:
     """Raise UserError where `output` must not be written; `source`, what is built from, must survive.
 
     Args:
         what: how the message calls `source`.
         option: how it calls `output`.
+        marker: a file that directories of this kind hold: `force` replaces no other, and none may lie in `source`.
     """
     resolved = output.resolve()
+    if source is not None and marker is not None and source.resolve() in resolved.parents:
+        raise UserError(f"{option} {output} lies in the {what} {source}; choose another directory")
     if source is not None and resolved in (source.resolve(), *source.resolve().parents):
         raise UserError(f"{option} {output} is or holds the {what} {source}; choose another directory")
     if not resolved.exists():
@@ -64,6 +73,10 @@ def check_output(
         raise UserError(f"{option} {output} is a file; choose a directory")
     if any(resolved.iterdir()) and not force:
         raise UserError(f"{option} {output} exists and is not empty; choose another directory or add --force")
+    if marker is not None and any(resolved.iterdir()) and not (resolved / marker).is_file():
+        raise UserError(
+            f"{option} {output} holds no {marker}, so it is nothing that --force may replace; choose another directory"
+        )
     here, home = Path.cwd(), Path.home().resolve()
     if resolved in (here, home, *here.parents, *home.parents):
         raise UserError(f"{option} {output} is or holds the current or the home directory; choose a new directory")

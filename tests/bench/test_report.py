@@ -47,7 +47,11 @@ def test_a_directory_that_is_not_empty_stays_unless_forced(tmp_path: Path) -> No
         check_report(tmp_path, force=False)
     with pytest.raises(UserError, match="is not empty"):
         write_report(data, tmp_path, force=False)
+    with pytest.raises(UserError, match=r"holds no bench\.json"):
+        check_report(tmp_path, force=True)
     assert names(tmp_path) == {"old.txt"}
+    (tmp_path / "bench.json").write_text("{}")
+    check_report(tmp_path, force=True)
     write_report(data, tmp_path, force=True)
     assert "old.txt" not in names(tmp_path)
     assert "index.html" in names(tmp_path)

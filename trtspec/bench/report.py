@@ -31,7 +31,7 @@ def check_report(directory: Path, *, force: bool, engine_dir: Path | None = None
             import_module(package)
         except ImportError:
             raise DependencyError(package, "--report", "bench") from None
-    check_output(directory, force=force, source=engine_dir, what="engine directory", option="--report")
+    check_output(directory, force=force, source=engine_dir, what="engine directory", option="--report", marker=FIGURES)
 
 
 def write_report(data: Mapping[str, Any], directory: Path, *, force: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 )
 @engine_options
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all that was tried to this file.")
-@click.option("--dry-run", is_flag=True, help="Search, but leave DIR as it is.")
+@click.option("--dry-run", is_flag=True, help="Search, but leave engine.json as it is.")
 @click.option("--reset", is_flag=True, help="Only remove the defaults that an earlier run wrote into DIR.")
 def tune(
     directory: Path,
@@ -73,6 +74,8 @@ def tune(
         return
     if dataset is None:
         raise click.UsageError("Missing option '--dataset'; it is left out with --reset only.")
+    if not math.isfinite(minutes):
+        raise click.UsageError(f"--minutes {minutes:g}: give a number of minutes")
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
     _check_outputs(directory, json_file, dry_run)
     prompts = load_dataset(dataset, limit)
@@ -219,7 +222,7 @@ def _told(space: Space, directory: Path, outcome: Outcome, dry_run: bool) -> str
             f"({low:.2f} to {high:.2f}); {directory / MANIFEST} {done}"
         )
     if noise is None:
-        return "nothing could be compared in that time; give more --minutes, or fewer prompts with --limit"
+        return "nothing could be compared in that time; give more --minutes, or shorter answers with --max-new-tokens"
     return (
         f"nothing tried was faster than the current settings by more than the noise of {100 * noise:.1f} %; "
         "the defaults are left as they were"

@@ -114,7 +114,8 @@ def write_model(
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name {name!r} is no model name; use letters, digits, '_', '-' and '.', a letter or digit first"
+            f"--name {name!r} is no model name; use letters, digits, '_', '-' and '.', a letter or digit first, "
+            "128 at most"
         )
     if instances < 1:
         raise ConfigError(f"--instances is {instances}; give at least 1")
@@ -130,7 +131,7 @@ def write_model(
         None if python_env is None else _absolute(python_env),
     )
     model = output / name
-    check_output(model, force=force, source=path, what="engine directory")
+    check_output(model, force=force, source=path, what="engine directory", marker="config.pbtxt")
     with staged_directory(model, force=force) as staging:
         (staging / "config.pbtxt").write_text(config_text(name, options, instances), encoding="utf-8")
         (staging / "1").mkdir()
