@@ -33,6 +33,7 @@ from trtspec.errors import EngineError, UserError
 
 REQUIREMENTS = ("nvidia-pytriton==0.7.0", "numpy==1.26.4")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+PATHS = "trtspec-server.pth"
 EXIT_SECONDS = 5
 """How long requests under way may go on when the server is stopped."""
 
@@ -77,8 +78,9 @@ def prepare_server(directory: Path) -> ServerFiles:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="tritonserver-", dir=directory.parent) as scratch:
             _copy_backend(server, Path(scratch, "made", "backends"))
-            _make_environment(packages, Path(scratch, "made", "python"))
             _settle(Path(scratch, "made"), directory)
+    # Not moved to its place: its scripts hold their paths.
+    _make_environment(packages, directory / "python")
     return ServerFiles(server / "bin" / "tritonserver", libraries, directory / "backends", directory / "python")
 
 
@@ -119,11 +121,13 @@ def _copy_backend(server: Path, directory: Path) -> None:
 
 
 def _make_environment(packages: Path, directory: Path) -> None:
-    """A virtual environment that has these packages, and behind them those of this Python."""
+    """A virtual environment that has these packages, and behind them those of this Python; made if it isn't there."""
+    if [*directory.glob(f"lib/python*/site-packages/{PATHS}")]:
+        return
     venv.create(directory, symlinks=True)
     [own] = directory.glob("lib/python*/site-packages")
     lines = [str(packages), *(f"import site; site.addsitedir({path!r})" for path in _site_packages())]
-    (own / "trtspec-server.pth").write_text("\n".join(lines) + "\n")
+    (own / PATHS).write_text("\n".join(lines) + "\n")
 
 
 def _site_packages() -> list[str]:
