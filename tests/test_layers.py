@@ -16,6 +16,7 @@ LAYERS = (
     ("plugins",),
     ("errors",),
     ("config", "tensors"),
+    ("engine_defaults",),
     ("engine_dir", "sequence", "staging"),
     ("checkpoint",),
     ("graph",),

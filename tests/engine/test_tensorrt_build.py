@@ -3,6 +3,7 @@ import dataclasses
 import importlib.util
 import logging
 import threading
+import signal
 import time
 from pathlib import Path
 
@@ -136,9 +137,14 @@ def test_keyboard_interrupt_stops_the_compiler(tmp_path, half):
     def interrupt(phase: str, fraction: float) -> None:
         _thread.interrupt_main()
 
-    with pytest.raises(KeyboardInterrupt):
-        build_engine(RTX, half.target, half.target_spec, config(), tmp_path / "e", progress=interrupt)
-        time.sleep(1)
+    # A shell's background job is started with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build_engine(RTX, half.target, half.target_spec, config(), tmp_path / "e", progress=interrupt)
+            time.sleep(1)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert files(tmp_path) == set()
 
 
