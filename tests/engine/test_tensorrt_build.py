@@ -2,8 +2,8 @@ import _thread
 import dataclasses
 import importlib.util
 import logging
-import threading
 import signal
+import threading
 import time
 from pathlib import Path
 
