@@ -126,7 +126,7 @@ def test_too_little_time(trtspec: Invoke, engine_copy: Path, dataset: Path) -> N
     result = tune(trtspec, engine_copy, dataset, "--minutes", 1e-6)
     assert_done(result)
     assert "the search ended before all steps were gone through: --minutes 1e-06 was over" in result.out
-    assert result.out.endswith("give more --minutes, or fewer prompts with --limit\n")
+    assert result.out.endswith("give more --minutes, or shorter answers with --max-new-tokens\n")
     assert EngineDir.load(engine_copy).defaults is None
 
 

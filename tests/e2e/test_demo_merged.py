@@ -43,8 +43,11 @@ def test_merging_changes_no_token(session: trtspec.Session, sampling: trtspec.Sa
     assert all(difference.logit_gap and abs(difference.logit_gap) < NEAR_TIE for difference in result.differences)
     # A near-tie that turns round once in some thousand tokens is arithmetic; more would be a fault.
     assert len(result.differences) <= 1
-    for method in result.methods[1:]:
-        assert method.stats.by_source["eagle"].accepted_tokens > (0 if "auto" in method.name else 5)
+    auto, *others = result.methods[1:]
+    # How often `auto` has the head draft depends on how fast the machine is at the moment.
+    assert auto.stats.draft_tokens > 0
+    for method in others:
+        assert method.stats.by_source["eagle"].accepted_tokens > 5
 
 
 def test_the_head_rests_where_lookups_match(session: trtspec.Session) -> None:
