@@ -174,13 +174,7 @@ def train(
         start = with_copying(given, copy_groups, examples, tables.embedding, seed)
     sizes = head_sizes(target, intermediate_size, rope_theta or 10000.0) if start is None else start.sizes
     trainer = Trainer(sizes, config, examples, tables, run_directory, start)
-    with tqdm(total=trainer.total_passes, initial=trainer.done, disable=None, unit="pass") as bar:
-
-        def show(done: int, total: int, loss: float) -> None:
-            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            _advance(bar, done, total)
-
-        trainer.run(show)
+    _run(trainer)
     if given is not None and blend < 1:
         trainer.head = blended(given, trainer.head, blend)
     vocab_size, positions = target.target.config["vocab_size"], target.target.config["max_position_embeddings"]
@@ -188,6 +182,17 @@ def train(
     export_head(trainer.head, output, vocab_size=vocab_size, max_positions=positions, ranking=ranking)
     accepted = trainer.acceptance()
     click.echo(f"{output}: held-out acceptance by position {', '.join(f'{value:.3f}' for value in accepted)}")
+
+
+def _run(trainer: Trainer) -> None:
+    """Train to the end, behind a progress bar."""
+    with tqdm(total=trainer.total_passes, initial=trainer.done, disable=None, unit="pass") as bar:
+
+        def show(done: int, total: int, loss: float) -> None:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            _advance(bar, done, total)
+
+        trainer.run(show)
 
 
 def _chat(text: str) -> list[dict[str, str]]:

@@ -245,7 +245,7 @@ def test_a_session_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A session whose steps fail while `broken` is set."""
+    """A session whose steps fail while `broken` is set, and which can't begin the prompt "bug"."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -259,6 +259,11 @@ class Failing:
 
     def __exit__(self, *reason: object) -> None:
         self._session.close()
+
+    def submit(self, prompt: Any, *options: Any) -> Any:
+        if prompt == "bug":
+            raise KeyError("nobody thought of this")
+        return self._session.submit(prompt, *options)
 
     def step(self) -> Any:
         if self.broken:
@@ -281,4 +286,19 @@ def test_a_failed_step_ends_what_was_running(tiny_dir: Path) -> None:
     assert isinstance(error, EngineError) and "fell off the bus" in str(error)
     sessions[0].broken = False
     assert len(ask(worker, request()).wait().token_ids) == SHORT.max_new_tokens
+    worker.close()
+
+
+def test_a_request_that_cannot_be_begun_takes_no_other_along(tiny_dir: Path) -> None:
+    def open_session() -> Any:
+        return Failing(Session.open(tiny_dir))
+
+    worker = Worker(open_session)
+    busy = ask(worker, request(sampling=LONG))
+    assert busy.first.wait(60)
+    # During one step, so that they are begun together.
+    callers = [ask(worker, request(prompt)) for prompt in ("bug", "one two", "three")]
+    assert "nobody thought of this" in str(callers[0].wait().error)
+    assert [len(caller.wait().token_ids) for caller in callers[1:]] == [SHORT.max_new_tokens] * 2
+    assert len(busy.wait().token_ids) == LONG.max_new_tokens
     worker.close()

@@ -128,10 +128,7 @@ def bench(
 
 def _check_outputs(directory: Path, json_file: Path | None, report: Path | None, force: bool) -> None:
     """Refuse before the measurement what could not be written after it."""
-    if json_file and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
-    if json_file and json_file.is_dir():
-        raise ConfigError(f"--json {json_file} is a directory; give the name of a file")
+    check_json_file(json_file)
     if report:
         from trtspec.bench.report import check_report
 
@@ -140,6 +137,14 @@ def _check_outputs(directory: Path, json_file: Path | None, report: Path | None,
             raise ConfigError(
                 f"--json {json_file} lies in --report {report}, which has its own bench.json; leave one out"
             )
+
+
+def check_json_file(json_file: Path | None) -> None:
+    """Raise ConfigError where the file of --json could not be written."""
+    if json_file and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
+    if json_file and json_file.is_dir():
+        raise ConfigError(f"--json {json_file} is a directory; give the name of a file")
 
 
 def _write(data: dict[str, Any], json_file: Path | None, report: Path | None, force: bool) -> None:
@@ -172,7 +177,7 @@ def _contenders(
 def _tokenized(session: Session, name: str, prompts: Seq[BenchPrompt], max_new_tokens: int) -> PromptSet:
     from trtspec.bench.suite import PromptSet
 
-    return PromptSet(name, [(prompt.id, _encode(session, prompt, max_new_tokens)) for prompt in prompts])
+    return PromptSet(name, [(prompt.id, encode_prompt(session, prompt, max_new_tokens)) for prompt in prompts])
 
 
 def _options(speculation: SpeculationConfig, sampling: SamplingParams) -> dict[str, Any]:
@@ -245,14 +250,19 @@ def format_rows(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def _encode(session: Session, prompt: Any, max_new_tokens: int) -> list[int]:
-    """Token ids; chat messages go through the template, or as plain text where there is none."""
+def encode_prompt(session: Session, prompt: BenchPrompt, max_new_tokens: int) -> list[int]:
+    """Token ids; chat messages go through the template, or as plain text where there is none.
+
+    Raises:
+        PromptError: with `max_new_tokens` it is too long for the engine directory.
+    """
+    messages = prompt.messages or ()
     if prompt.text is not None:
         ids = session.encode(prompt.text)
     elif session.tokenizer.has_chat_template:
-        ids = session.encode(prompt.messages)
+        ids = session.encode(messages)
     else:
-        ids = session.encode("\n".join(message["content"] for message in prompt.messages))
+        ids = session.encode("\n".join(message["content"] for message in messages))
     if len(ids) + max_new_tokens > session.limits.max_seq_len:
         raise PromptError(
             f"prompt {prompt.id} has {len(ids)} tokens; with --max-new-tokens {max_new_tokens} it exceeds the "

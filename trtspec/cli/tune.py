@@ -17,7 +17,7 @@ from trtspec import __version__
 from trtspec.bench.datasets import BUILT_IN, BenchPrompt, load_dataset
 from trtspec.bench.tune import LEAST_GROUPS, Budget, Outcome, Search, Tried, fill_groups
 from trtspec.bench.tune_space import Space
-from trtspec.cli.bench import format_rows
+from trtspec.cli.bench import check_json_file, encode_prompt, format_rows
 from trtspec.cli.options import DirectoryPath, engine_options
 from trtspec.cli.progress import StageBar
 from trtspec.config import SamplingParams
@@ -109,10 +109,7 @@ def _reset(directory: Path, dataset: str | None) -> None:
 
 def _check_outputs(directory: Path, json_file: Path | None, dry_run: bool) -> None:
     """Refuse before the search what could not be written after it."""
-    if json_file and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
-    if json_file and json_file.is_dir():
-        raise ConfigError(f"--json {json_file} is a directory; give the name of a file")
+    check_json_file(json_file)
     if not dry_run and directory.is_dir() and not os.access(directory, os.W_OK):
         raise EngineDirError(f"{directory} can't be written; make it writable, or add --dry-run")
 
@@ -132,24 +129,8 @@ def _groups(
             f"{len(prompts)} prompts in batches of {batch_size} make {len(places)} groups, and with fewer than "
             f"{LEAST_GROUPS} gains can't be told from noise; give more prompts, or a smaller --batch-size"
         )
-    encoded = [(prompt.id, _encode(session, prompt, max_new_tokens)) for prompt in prompts]
+    encoded = [(prompt.id, encode_prompt(session, prompt, max_new_tokens)) for prompt in prompts]
     return [[encoded[at] for at in group] for group in places]
-
-
-def _encode(session: Session, prompt: BenchPrompt, max_new_tokens: int) -> list[int]:
-    """Token ids; chat messages go through the template, or as plain text where there is none."""
-    if prompt.text is not None:
-        ids = session.encode(prompt.text)
-    elif session.tokenizer.has_chat_template:
-        ids = session.encode(list(prompt.messages or ()))
-    else:
-        ids = session.encode("\n".join(message["content"] for message in prompt.messages or ()))
-    if len(ids) + max_new_tokens > session.limits.max_seq_len:
-        raise PromptError(
-            f"prompt {prompt.id} has {len(ids)} tokens; with --max-new-tokens {max_new_tokens} it exceeds the "
-            f"directory's {session.limits.max_seq_len}: build with a larger --max-seq-len, or use --limit"
-        )
-    return ids
 
 
 def _search(

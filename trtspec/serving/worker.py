@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from trtspec.completion import StreamEvent, event_of
+from trtspec.config import MAX_QUEUED
 from trtspec.decode.generation import Generation
 from trtspec.decode.stats import Stats
 from trtspec.errors import ConfigError, DeadlineError, EngineError, QueueFullError, ShutdownError, TrtspecError
@@ -69,7 +70,7 @@ class Worker:
     """
 
     def __init__(
-        self, open_session: Callable[[], Session], *, max_queued: int = 128, observer: Observer | None = None
+        self, open_session: Callable[[], Session], *, max_queued: int = MAX_QUEUED, observer: Observer | None = None
     ) -> None:
         """Start the thread, which opens the session and measures what passes cost, and wait for that.
 
@@ -203,8 +204,9 @@ class Worker:
             request = job.request
             try:
                 generation = session.submit(request.prompt, request.sampling, request.speculation)
-            except TrtspecError as error:
-                self._fail(job, error)
+            except Exception as error:
+                # Whatever it is, it must not take those that arrived with it along.
+                self._fail(job, error if isinstance(error, TrtspecError) else _bug(error))
                 continue
             job.generation = generation
             self._jobs[generation] = job
@@ -274,10 +276,11 @@ class Worker:
     def _engine_failed(self, session: Session, error: Exception) -> None:
         """Fail what was running, whose KV may be half-written; what waits may have more luck."""
         logger.error("a step failed; the requests that were running fail with it", exc_info=error)
+        told = error if isinstance(error, TrtspecError) else EngineError(f"a step failed: {error!r}")
         for generation in session.running:
             job = self._jobs[generation]
             self._drop(session, job)
-            self._fail(job, error if isinstance(error, TrtspecError) else EngineError(f"a step failed: {error!r}"))
+            self._fail(job, told)
 
     def _fail_all(self, session: Session, error: TrtspecError) -> None:
         for job in list(self._jobs.values()):
@@ -291,6 +294,11 @@ class Worker:
     def _fail(self, job: _Job, error: TrtspecError) -> None:
         with _logged("a request's failure could not be told"):
             job.listener.fail(error)
+
+
+def _bug(error: Exception) -> EngineError:
+    logger.error("a request could not be begun", exc_info=error)
+    return EngineError(f"this is a bug in trtspec: {type(error).__name__}: {error}")
 
 
 def _gone(job: _Job) -> bool:
