@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,7 +17,15 @@ from trtspec.checkpoint.source import DEMO, Checkpoint, check_weights, open_chec
 from trtspec.checkpoint.target import EMBEDDING, LM_HEAD, TargetConfig
 from trtspec.config import HEAD_WIDTH, RUNTIMES, Limits
 from trtspec.engine.tensorrt_build import BuildConfig, Profile, check_request, lm_head_profiles, target_profiles
-from trtspec.engine_dir import TOKENIZER_DIR, WEIGHTS_DIR, EngineDir, RuntimeRecord, TargetRecord, record_files
+from trtspec.engine_dir import (
+    MANIFEST,
+    TOKENIZER_DIR,
+    WEIGHTS_DIR,
+    EngineDir,
+    RuntimeRecord,
+    TargetRecord,
+    record_files,
+)
 from trtspec.errors import ConfigError, UserError
 from trtspec.graph.draft_head import draft_head_spec
 from trtspec.graph.target import lm_head_graph, lm_head_spec, target_graph, target_spec
@@ -24,7 +33,7 @@ from trtspec.head_build import PlacedHead, describe_head, head_parts, place_head
 from trtspec.head_plan import HeadPlan, HeadRequest, Table, lm_head_loader, plan_head
 from trtspec.proposal_build import proposal_config, proposal_part, register_plugins
 from trtspec.runtime_build import ONNXRUNTIME, Part, Progress, build_runtime
-from trtspec.staging import check_output, staged_directory
+from trtspec.staging import check_foreign, check_output, staged_directory
 from trtspec.tensors import ITEM_SIZES, SERVING_DTYPES, WeightRef
 
 logger = logging.getLogger(__name__)
@@ -92,8 +101,24 @@ class BuildPlan:
     @property
     def disk_bytes(self) -> int:
         """Estimated size of the engine directory, linked weights not counted."""
-        whole = self.weight_bytes + self.head_bytes
-        return whole * (1 + sum(name != ONNXRUNTIME for name in self.runtimes)) - self.linked_bytes
+        return self._shared_bytes + self._own_bytes * len(self.runtimes) - self.linked_bytes
+
+    @property
+    def peak_disk_bytes(self) -> int:
+        """The same while it is built: compiled runtimes' weights lie there beside their engines until the end."""
+        return self.disk_bytes + (0 if ONNXRUNTIME in self.runtimes else self._own_bytes)
+
+    @property
+    def _shared_bytes(self) -> int:
+        """Of embedding and LM head, which no engine holds."""
+        shapes = self.config.weight_shapes()
+        names = {EMBEDDING, LM_HEAD} & set(shapes)
+        return sum(prod(shapes[name]) for name in names) * ITEM_SIZES[self.dtype]
+
+    @property
+    def _own_bytes(self) -> int:
+        """Of what each runtime has of its own: ONNX Runtime as files beside the graphs, the others in their engines."""
+        return self.weight_bytes + self.head_bytes - self._shared_bytes
 
 
 def plan_build(
@@ -200,7 +225,10 @@ def check_build_output(target: str | Path, output: Path, *, force: bool, eagle: 
     """Raise UserError where a build of `target` and the head `eagle` must not write to `output`."""
     for what, given in (("target", None if str(target) == DEMO else target), ("draft head", eagle)):
         source = None if given is None else Path(given).expanduser()
-        check_output(output, force=force, source=source if source is not None and source.exists() else None, what=what)
+        check_output(output, force=True, source=source if source is not None and source.exists() else None, what=what)
+    if not (output / MANIFEST).exists():
+        check_foreign(output, force=force, kind="engine directory")
+    check_output(output, force=force)
 
 
 def run_plan(plan: BuildPlan, output: Path, *, force: bool = False, progress: Progress | None = None) -> EngineDir:
@@ -362,7 +390,7 @@ def _choose_dtype(dtype: str | None, runtimes: Sequence[str], checkpoint: Checkp
 
 def _check_disk(plan: BuildPlan, output: Path) -> None:
     existing = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
-    free, needed = shutil.disk_usage(existing).free, plan.disk_bytes
+    free, needed = shutil.disk_usage(existing).free, plan.peak_disk_bytes
     if free < needed:
         raise UserError(
             f"{existing} has {free / 1e6:.0f} MB free and the build needs about {needed / 1e6:.0f} MB; "

@@ -12,6 +12,10 @@ from pathlib import Path
 
 from trtspec.errors import UserError
 
+_KEPT_NAMES = ("config.json", ".git")
+_KEPT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx")
+"""What tells that a directory holds somebody's model or work."""
+
 
 @contextlib.contextmanager
 def staged_directory(output: Path, *, force: bool, option: str = "--output") -> Iterator[Path]:
@@ -82,6 +86,26 @@ def check_output(
         raise UserError(f"{option} {output} is or holds the current or the home directory; choose a new directory")
     if resolved.is_mount():
         raise UserError(f"{option} {output} is a mount point, which cannot be replaced; choose a directory below it")
+
+
+def check_foreign(output: Path, *, force: bool, kind: str) -> None:
+    """Raise UserError where `output` holds what trtspec has not made, and what `force` must not delete.
+
+    Args:
+        kind: of directory that `output` is not.
+    """
+    entries = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    models = [name for name in entries if name in _KEPT_NAMES or Path(name).suffix in _KEPT_SUFFIXES]
+    if models:
+        raise UserError(
+            f"--output {output} is no {kind} and holds {models[0]}, which --force does not delete; choose another "
+            "directory"
+        )
+    if entries and not force:
+        raise UserError(
+            f"--output {output} exists and is not empty, and is no {kind}; choose another directory (--force would "
+            f"delete what is in it: {entries[0]}{', ...' if len(entries) > 1 else ''})"
+        )
 
 
 def _replace(staging: Path, output: Path, force: bool, option: str) -> None:

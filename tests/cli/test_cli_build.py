@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from trtspec import runtime_build
 from trtspec.checkpoint import writer
+from trtspec.engine_build import plan_build
 from trtspec.engine_dir import EngineDir
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -80,6 +81,10 @@ def test_file_in_place_of_a_directory(builder: Builder) -> None:
 def test_directory_without_config(builder: Builder) -> None:
     (builder.hf / "config.json").unlink()
     builder.refused("hf has no config.json; expected a Hugging Face model directory")
+
+
+def test_engine_directory_in_place_of_a_target(builder: Builder, tiny_dir: Path) -> None:
+    builder.refused("it is an engine directory, built already", target=tiny_dir)
 
 
 def test_directory_without_weights(builder: Builder) -> None:
@@ -166,6 +171,16 @@ def test_unknown_compute_capability(builder: Builder) -> None:
     builder.refused("89", "not for 33", args=("--runtime", "tensorrt-rtx", "--compute-capability", 33))
 
 
+@pytest.mark.parametrize("text", ["8.9", "89"])
+def test_compute_capability_in_either_spelling(builder: Builder, text: str) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    options = ("--runtime", "tensorrt-rtx", "--dtype", "float16", "--dry-run", "--compute-capability")
+    assert_done(builder.build(*options, text))
+    result = builder.build(*options, f"{text}x")
+    assert result.code == 2
+    assert f"'{text}x' is no compute capability; give one such as 89, for 8.9" in result.err
+
+
 def test_tensorrt_without_package_or_gpu(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     builder.refused("tensorrt", "pip install 'trtspec[tensorrt]'", args=("--runtime", "tensorrt"))
@@ -221,6 +236,23 @@ def test_output_that_is_not_empty(builder: Builder) -> None:
     assert "engine.json" in names(builder.output)
     assert "mine" not in names(builder.output)
     assert names(builder.hf.parent) == ["hf", "out"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin", ".git"])
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_model_is_never_replaced(builder: Builder, name: str, force: tuple[str, ...]) -> None:
+    builder.output.mkdir()
+    (builder.output / name).write_text("precious")
+    assert_refused(builder.build(*force), f"is no engine directory and holds {name}, which --force does not delete")
+    assert (builder.output / name).read_text() == "precious"
+
+
+def test_what_force_would_delete_is_said(builder: Builder) -> None:
+    builder.output.mkdir()
+    (builder.output / "notes.txt").write_text("old")
+    assert_refused(builder.build(), "is no engine directory", "--force would delete what is in it: notes.txt)")
+    assert_done(builder.build("--force"))
+    assert_refused(builder.build(), "out exists and is not empty; choose another directory or add --force")
 
 
 def test_failure_with_force_keeps_the_old_one(builder: Builder) -> None:
@@ -307,6 +339,19 @@ def test_dry_run_of_weights_that_are_converted(builder: Builder) -> None:
     rows = {line.split()[0]: line for line in result.out.splitlines()}
     assert rows["disk"].split() == ["disk", "6", "MB"]
     assert rows["precision"].split() == ["precision", "float16"]
+
+
+@pytest.mark.parametrize("runtimes", [("tensorrt-rtx",), ("tensorrt-rtx", "onnxruntime")])
+def test_dry_run_estimates_what_is_built(builder: Builder, runtimes: tuple[str, ...]) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    options = [option for runtime in runtimes for option in ("--runtime", runtime)]
+    options += ["--dtype", "float16", "--compute-capability", "89"]
+    assert_done(builder.build(*options))
+    tokenizer = builder.output / "tokenizer"
+    files = [path for path in builder.output.rglob("*") if path.is_file() and tokenizer not in path.parents]
+    plan = plan_build(builder.hf, runtimes=runtimes, dtype="float16", compute_capabilities=(89,))
+    assert plan.disk_bytes == pytest.approx(sum(path.stat().st_size for path in files), rel=0.1)
+    assert (plan.peak_disk_bytes > plan.disk_bytes) == ("onnxruntime" not in runtimes)
 
 
 def test_dry_run_refuses_like_a_build(builder: Builder) -> None:

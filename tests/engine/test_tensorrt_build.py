@@ -247,6 +247,7 @@ def test_network_that_differs_from_its_declaration_is_rejected(half):
     ("request_", "message"),
     [
         (config("bfloat16", (75,)), "bfloat16 needs compute capability 80 or newer, found 75; use float16"),
+        (config("float32", (75, 89)), "no float32 matrices at compute capability 75; use --dtype float16"),
         (config(capabilities=(77,)), "builds for the compute capabilities .*80.*, not for 77"),
         (config("float32"), "exported in float16 and the engine is asked for in float32"),
         (config(profiles=lm_head_profiles(4)), "profile rows says nothing about axis batch"),

@@ -81,8 +81,12 @@ def _parse(name: str, base: SpeculationConfig) -> Named:
 
 
 def _with_length(named: Named, length: int) -> Named:
-    speculation = dataclasses.replace(named.speculation, ngram_tokens=length, eagle_tokens=length)
-    return Named(f"{named.name}@{length}", speculation)
+    name = f"{named.name}@{length}"
+    try:
+        speculation = dataclasses.replace(named.speculation, ngram_tokens=length, eagle_tokens=length)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return Named(name, speculation)
 
 
 def _has_length(speculation: SpeculationConfig) -> bool:

@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 # transformers leaves GPT-2's splitting where it doesn't know a GGUF file's `tokenizer.ggml.pre`. These kinds are
 # GPT-2's too, after every digit was split off; "default" and "gpt-2" are GPT-2's itself.
 DIGIT_KINDS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_LONGEST_REASON = 300
 GPT2_KINDS = ("default", "gpt-2", "gpt2")
 
 
@@ -33,10 +34,10 @@ def save_tokenizer(source: Path, gguf_file: str | None, pre_tokenizer: str | Non
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, **options)
     except Exception as error:  # transformers raises many kinds, its parsers more
-        reason = str(error).strip().splitlines()
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
-            f"{place} has no tokenizer that transformers can read ({reason[0] if reason else type(error).__name__}); "
-            "expected tokenizer.json or tokenizer.model beside config.json"
+            f"{place} has no tokenizer that transformers can read; expected tokenizer.json or tokenizer.model beside "
+            f"config.json (transformers says: {reason[:_LONGEST_REASON]})"
         ) from None
     # Without tokenizer files, transformers makes an empty tokenizer of the kind that config.json suggests.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):

@@ -110,6 +110,7 @@ def bench(
     from trtspec.session import Session
 
     with Session.open(directory, runtime=runtime, threads=threads) as session, _group_bar() as bar:
+        _check_batches(batch_sizes, session)
         chosen = chosen or parse_methods(",".join(session.methods), speculation)
         suite = run_suite(
             session,
@@ -137,6 +138,15 @@ def _check_outputs(directory: Path, json_file: Path | None, report: Path | None,
             raise ConfigError(
                 f"--json {json_file} lies in --report {report}, which has its own bench.json; leave one out"
             )
+
+
+def _check_batches(batch_sizes: Seq[int], session: Session) -> None:
+    largest, slots = max(batch_sizes), session.limits.max_batch_size
+    if largest > slots:
+        raise ConfigError(
+            f"--batch-size {largest}: {session.engine_dir.path} decodes {slots} sequences at once; build it with "
+            f"--max-batch-size {largest}"
+        )
 
 
 def check_json_file(json_file: Path | None) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,17 @@ from trtspec.tensors import SERVING_DTYPES
 if TYPE_CHECKING:
     from trtspec.engine_build import BuildPlan
     from trtspec.head_plan import HeadPlan
+
+
+class ComputeCapability(click.types.IntParamType):
+    """A GPU's compute capability, as NVIDIA writes it (8.9) or as compilers do (89)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Major and minor version as one number."""
+        match = re.fullmatch(r"(\d{1,2})\.?(\d)", str(value))
+        if not match:
+            self.fail(f"{value!r} is no compute capability; give one such as 89, for 8.9", param, ctx)
+        return int(match[1] + match[2])
 
 
 @click.command()
@@ -39,8 +51,8 @@ if TYPE_CHECKING:
     "--compute-capability",
     "compute_capabilities",
     multiple=True,
-    type=int,
-    help="GPU that tensorrt-rtx compiles for, such as 89; repeatable.  [default: 8.0 and newer]",
+    type=ComputeCapability(),
+    help="GPU that tensorrt-rtx compiles for, such as 89 (or 8.9); repeatable.  [default: every one it can from 80 on]",
 )
 @click.option(
     "--eagle",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from trtspec.cli.options import parse_pairs
-from trtspec.engine_dir import MANIFEST, DraftHeadRecord, EngineDir
+from trtspec.engine_dir import MANIFEST, DraftHeadRecord, EngineDir, RuntimeRecord
 from trtspec.errors import CheckpointError
 
 
@@ -60,7 +60,7 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
         "runtimes": {
             name: {
                 "graphs": dict(record.graphs),
-                **({"compute_capabilities": list(record.compute_capabilities)} if record.compute_capabilities else {}),
+                **_compiled_for(name, record),
                 "usable_here": problems[name] is None,
                 **({"problem": problems[name]} if problems[name] else {}),
             }
@@ -74,6 +74,13 @@ def describe_engine_dir(engine_dir: EngineDir) -> dict[str, Any]:
         "file_bytes": {name: record.size for name, record in engine_dir.files.items()},
         "total_bytes": sum(record.size for record in engine_dir.files.values()),
     }
+
+
+def _compiled_for(runtime: str, record: RuntimeRecord) -> dict[str, Any]:
+    """The GPUs that TensorRT-RTX compiled for; without a choice of the user's they are the compiler's."""
+    if record.compute_capabilities:
+        return {"compute_capabilities": list(record.compute_capabilities)}
+    return {"compute_capabilities": "80 and newer"} if runtime == "tensorrt-rtx" else {}
 
 
 def _describe_head_record(record: DraftHeadRecord) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def choose_runtime(engine_dir: EngineDir, runtime: str | None, threads: int | No
         raise UserError(f"{runtime} can't be used here ({problems[runtime]}); this directory also holds {others}")
     reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
     raise UserError(
-        f"no runtime of {engine_dir.path} can be used here ({reasons}); build it with --runtime onnxruntime"
+        f"no runtime of {engine_dir.path} can be used here ({reasons}); take it to a machine that has what is "
+        "missing, or build it with --runtime onnxruntime for the CPU"
     )
 
 

@@ -165,6 +165,10 @@ def check_request(runtime: str, spec: GraphSpec, config: BuildConfig) -> None:
     capabilities = _capabilities(runtime, config)
     if config.dtype == "bfloat16" and any(capability < 80 for capability in capabilities):
         raise ConfigError(f"bfloat16 needs compute capability 80 or newer, found {min(capabilities)}; use float16")
+    if runtime == "tensorrt-rtx" and config.dtype == "float32" and any(capability < 80 for capability in capabilities):
+        raise ConfigError(
+            f"{runtime} multiplies no float32 matrices at compute capability {min(capabilities)}; use --dtype float16"
+        )
     for tensor in spec.inputs:
         if tensor.dtype in SERVING_DTYPES and tensor.dtype != config.dtype:
             raise ConfigError(
@@ -185,7 +189,8 @@ def _capabilities(runtime: str, config: BuildConfig) -> tuple[int, ...]:
             if capability not in known:
                 raise ConfigError(
                     f"tensorrt-rtx {trt.__version__} builds for the compute capabilities "
-                    f"{', '.join(map(str, known))}, not for {capability}"
+                    f"{', '.join(map(str, known))}, not for {capability}; leave --compute-capability out for those "
+                    "from 80 on, or build with --runtime tensorrt on that GPU"
                 )
         return config.compute_capabilities
     if config.compute_capabilities:

@@ -125,7 +125,10 @@ class TrainingData:
     def split(self, held_out: int, seed: int) -> tuple[TrainingData, TrainingData]:
         """Two disjoint parts: for training, and `held_out` sequences drawn by the seed."""
         if not 0 < held_out < len(self.examples):
-            raise ConfigError(f"{held_out} held-out sequences of {len(self.examples)}; collect more")
+            raise ConfigError(
+                f"{held_out} of the {len(self.examples)} sequences would be held out, which leaves none to train on; "
+                "collect more, or give a smaller --held-out"
+            )
         order = list(range(len(self.examples)))
         random.Random(seed).shuffle(order)
         return self._part(order[held_out:]), self._part(order[:held_out])
