@@ -350,7 +350,9 @@ def test_dry_run_estimates_what_is_built(builder: Builder, runtimes: tuple[str, 
     tokenizer = builder.output / "tokenizer"
     files = [path for path in builder.output.rglob("*") if path.is_file() and tokenizer not in path.parents]
     plan = plan_build(builder.hf, runtimes=runtimes, dtype="float16", compute_capabilities=(89,))
-    assert plan.disk_bytes == pytest.approx(sum(path.stat().st_size for path in files), rel=0.1)
+    size = sum(path.stat().st_size for path in files)
+    # An engine's code takes some megabytes whatever the model.
+    assert size - 8e6 < plan.disk_bytes < size
     assert (plan.peak_disk_bytes > plan.disk_bytes) == ("onnxruntime" not in runtimes)
 
 
