@@ -130,6 +130,7 @@ def _open_directory(directory: Path, name: str, origin: str) -> Checkpoint:
     if not config_path.is_file():
         found = sorted(path.name for path in directory.glob("*.gguf"))
         hint = f"give the path of {found[0]}" if found else "expected a Hugging Face model directory"
+        # What a higher layer calls MANIFEST.
         if (directory / "engine.json").is_file():
             hint = "it is an engine directory, built already; give what it was built from"
         raise CheckpointError(f"{origin} has no config.json; {hint}")

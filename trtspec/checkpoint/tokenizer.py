@@ -10,10 +10,11 @@ from trtspec.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_REASON = 300
+
 # transformers leaves GPT-2's splitting where it doesn't know a GGUF file's `tokenizer.ggml.pre`. These kinds are
 # GPT-2's too, after every digit was split off; "default" and "gpt-2" are GPT-2's itself.
 DIGIT_KINDS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-_LONGEST_REASON = 300
 GPT2_KINDS = ("default", "gpt-2", "gpt2")
 
 

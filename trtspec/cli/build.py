@@ -52,7 +52,7 @@ class ComputeCapability(click.types.IntParamType):
     "compute_capabilities",
     multiple=True,
     type=ComputeCapability(),
-    help="GPU that tensorrt-rtx compiles for, such as 89 (or 8.9); repeatable.  [default: every one it can from 80 on]",
+    help="GPU that tensorrt-rtx compiles for, such as 89 (or 8.9); repeatable.  [default: 80 and newer]",
 )
 @click.option(
     "--eagle",
