@@ -94,7 +94,9 @@ class BuildPlan:
 
     @property
     def linked_bytes(self) -> int:
-        """Bytes of weights that are linked from the checkpoints rather than written."""
+        """Bytes of weights that are linked from the checkpoints rather than written; engines hold theirs themselves."""
+        if ONNXRUNTIME not in self.runtimes:
+            return self._shared_bytes if self.in_place else 0
         head = 0 if self.head is None else self.head.linked_bytes
         return head + (self.weight_bytes if self.in_place else 0)
 
@@ -111,9 +113,8 @@ class BuildPlan:
     @property
     def _shared_bytes(self) -> int:
         """Of embedding and LM head, which no engine holds."""
-        shapes = self.config.weight_shapes()
-        names = {EMBEDDING, LM_HEAD} & set(shapes)
-        return sum(prod(shapes[name]) for name in names) * ITEM_SIZES[self.dtype]
+        shared = [shape for name, shape in self.config.weight_shapes().items() if name in (EMBEDDING, LM_HEAD)]
+        return sum(map(prod, shared)) * ITEM_SIZES[self.dtype]
 
     @property
     def _own_bytes(self) -> int:

@@ -341,16 +341,19 @@ def test_dry_run_of_weights_that_are_converted(builder: Builder) -> None:
     assert rows["precision"].split() == ["precision", "float16"]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("runtimes", [("tensorrt-rtx",), ("tensorrt-rtx", "onnxruntime")])
-def test_dry_run_estimates_what_is_built(builder: Builder, runtimes: tuple[str, ...]) -> None:
+def test_dry_run_estimates_what_is_built(builder: Builder, runtimes: tuple[str, ...], dtype: str) -> None:
+    """The checkpoint is in float32, so that its weights are linked for float32."""
     pytest.importorskip("tensorrt_rtx")
     options = [option for runtime in runtimes for option in ("--runtime", runtime)]
-    options += ["--dtype", "float16", "--compute-capability", "89"]
+    options += ["--dtype", dtype, "--compute-capability", "89"]
     assert_done(builder.build(*options))
     tokenizer = builder.output / "tokenizer"
     files = [path for path in builder.output.rglob("*") if path.is_file() and tokenizer not in path.parents]
-    plan = plan_build(builder.hf, runtimes=runtimes, dtype="float16", compute_capabilities=(89,))
-    size = sum(path.stat().st_size for path in files)
+    plan = plan_build(builder.hf, runtimes=runtimes, dtype=dtype, compute_capabilities=(89,))
+    size = sum(path.stat().st_size for path in files) - plan.linked_bytes
+    assert (plan.linked_bytes > 0) == (dtype == "float32")
     # An engine's code takes some megabytes whatever the model.
     assert size - 8e6 < plan.disk_bytes < size
     assert (plan.peak_disk_bytes > plan.disk_bytes) == ("onnxruntime" not in runtimes)
