@@ -85,7 +85,7 @@ def test_split_is_disjoint_and_complete(tmp_path: Path) -> None:
     assert training.num_tokens + held_out.num_tokens == data.num_tokens
     again, _ = data.split(5, seed=3)
     assert [e.tokens.tolist() for e in again.examples] == [e.tokens.tolist() for e in training.examples]
-    with pytest.raises(ConfigError, match="24 held-out sequences of 24"):
+    with pytest.raises(ConfigError, match="24 of the 24 sequences would be held out"):
         data.split(24, seed=0)
 
 
