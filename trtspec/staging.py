@@ -95,11 +95,12 @@ def check_foreign(output: Path, *, force: bool, kind: str) -> None:
         kind: of directory that `output` is not.
     """
     entries = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    models = [name for name in entries if name in _KEPT_NAMES or Path(name).suffix in _KEPT_SUFFIXES]
+    below = sorted(output.rglob("*")) if entries else []
+    models = [path for path in below if path.name in _KEPT_NAMES or path.suffix.lower() in _KEPT_SUFFIXES]
     if models:
         raise UserError(
-            f"--output {output} is no {kind} and holds {models[0]}, which --force does not delete; choose another "
-            "directory"
+            f"--output {output} is no {kind} and holds {models[0].relative_to(output)}, which --force does not "
+            "delete; choose another directory"
         )
     if entries and not force:
         raise UserError(

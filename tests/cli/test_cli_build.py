@@ -238,10 +238,10 @@ def test_output_that_is_not_empty(builder: Builder) -> None:
     assert names(builder.hf.parent) == ["hf", "out"]
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin", ".git"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "MODEL.BIN", ".git", "sub/x.GGUF"])
 @pytest.mark.parametrize("force", [(), ("--force",)])
 def test_a_model_is_never_replaced(builder: Builder, name: str, force: tuple[str, ...]) -> None:
-    builder.output.mkdir()
+    (builder.output / name).parent.mkdir(parents=True)
     (builder.output / name).write_text("precious")
     assert_refused(builder.build(*force), f"is no engine directory and holds {name}, which --force does not delete")
     assert (builder.output / name).read_text() == "precious"
