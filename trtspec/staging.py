@@ -95,11 +95,11 @@ def check_foreign(output: Path, *, force: bool, kind: str) -> None:
         kind: of directory that `output` is not.
     """
     entries = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    below = sorted(output.rglob("*")) if entries else []
-    models = [path for path in below if path.name in _KEPT_NAMES or path.suffix.lower() in _KEPT_SUFFIXES]
-    if models:
+    below = output.rglob("*") if entries else iter(())
+    model = next((path for path in below if path.name in _KEPT_NAMES or path.suffix.lower() in _KEPT_SUFFIXES), None)
+    if model is not None:
         raise UserError(
-            f"--output {output} is no {kind} and holds {models[0].relative_to(output)}, which --force does not "
+            f"--output {output} is no {kind} and holds {model.relative_to(output)}, which --force does not "
             "delete; choose another directory"
         )
     if entries and not force:

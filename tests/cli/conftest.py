@@ -12,7 +12,7 @@ import pytest
 
 pytest.register_assert_rewrite("invocation")
 
-from invocation import Invoke, Result  # noqa: E402
+from invocation import Builder, Invoke, Result  # noqa: E402
 
 from trtspec.cli.main import _run, cli  # noqa: E402
 
@@ -48,3 +48,9 @@ def hf_copy(tiny_hf_dir: Path, tmp_path: Path) -> Path:
 def engine_copy(tiny_dir: Path, tmp_path: Path) -> Path:
     """A copy of the tiny engine directory, sharing no file with it."""
     return Path(shutil.copytree(tiny_dir, tmp_path / "engine"))
+
+
+@pytest.fixture
+def builder(trtspec: Invoke, hf_copy: Path) -> Builder:
+    """A builder of a copy that may be spoilt."""
+    return Builder(trtspec, hf_copy)

@@ -69,3 +69,24 @@ def edit_json(file: Path, **fields: Any) -> None:
     data = json.loads(file.read_text(encoding="utf-8"))
     data = {key: value for key, value in {**data, **fields}.items() if value is not None}
     file.write_text(json.dumps(data), encoding="utf-8")
+
+
+class Builder:
+    """Builds the spoilt checkpoint, which must be refused without a trace."""
+
+    def __init__(self, trtspec: Invoke, hf_copy: Path) -> None:
+        self.hf = hf_copy
+        self._trtspec = trtspec
+        self._place = hf_copy.parent
+        self.output = self._place / "out"
+
+    def build(self, *args: object, target: object = None) -> Result:
+        """Build into `output`."""
+        return self._trtspec("build", self.hf if target is None else target, "--output", self.output, *args)
+
+    def refused(self, *words: str, args: tuple[object, ...] = (), target: object = None) -> None:
+        """A build is refused with these words and leaves nothing."""
+        before = names(self._place)
+        assert_refused(self.build(*args, target=target), *words)
+        assert names(self._place) == before
+        assert not self.output.exists()

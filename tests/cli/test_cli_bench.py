@@ -224,7 +224,7 @@ def test_hugging_face_beside(trtspec: Invoke, tiny_dir: Path, dataset: Path) -> 
         (("--batch-size", "2,2"), "'2,2': give different integers"),
         (("--sweep-tokens", ""), "'': give different integers"),
         (("--sweep-tokens", "3,33"), "ngram@33: the engine directory verifies 32 draft tokens at most"),
-        (("--sweep-tokens", "3,999"), "ngram@999: eagle_tokens is 999; give at most 128"),
+        (("--sweep-tokens", "3,999"), "ngram@999: the engine directory verifies 32 draft tokens at most"),
         (("--batch-size", "1,9"), "sequences at once; build it with --max-batch-size 9"),
         (("--sweep-tokens", "3", "--methods", "none"), "--sweep-tokens: none of none has a draft length to vary"),
         (("--warmup", -1), "--warmup"),

@@ -82,8 +82,11 @@ def _parse(name: str, base: SpeculationConfig) -> Named:
 
 def _with_length(named: Named, length: int) -> Named:
     name = f"{named.name}@{length}"
+    base = named.speculation
+    ngram = base.ngram_tokens if base.method == "eagle" else length
+    eagle = base.eagle_tokens if base.method == "ngram" else length
     try:
-        speculation = dataclasses.replace(named.speculation, ngram_tokens=length, eagle_tokens=length)
+        speculation = dataclasses.replace(base, ngram_tokens=ngram, eagle_tokens=eagle)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return Named(name, speculation)
